@@ -1,0 +1,41 @@
+# make demo   a small real coordinate check, with a table and a picture
+# make test   everything that must hold: formatting, lint, types, tests
+# Each sets itself up on first use (Python ≥ 3.11 is all it needs) and is quick after that.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+
+.PHONY: demo test lint bench clean
+
+demo: $(VENV)/.core
+	$(BIN)/completep demo
+
+test: lint
+	$(BIN)/python -m pytest -n auto $(PYTEST)
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.test
+	$(BIN)/python benchmarks/multiplier_cost.py
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit("completep needs Python 3.11 or newer; found %s: make PYTHON=python3.11 …" % sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.core: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) --editable .
+	touch $@
+
+$(VENV)/.test: $(VENV)/.core
+	$(PIP) --editable '.[test]'
+	# torchvision's compiled part wants the exact torch build; kept apart so that nothing else imports it.
+	$(PIP) --no-deps --upgrade --target $(VENV)/vision timm torchvision
+	touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,5 @@
+import sys
+
+from completep.cli import main
+
+sys.exit(main())

@@ -1,0 +1,252 @@
+"""The command line: parse, call, print. No logic."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+from tyro.conf import Positional, arg
+
+from completep import __version__
+from completep.config import Shape
+from completep.errors import UserError
+from completep.rules.table import rules_named
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Target = Annotated[Positional[str], arg(metavar="MODULE:FACTORY")]
+Words = Annotated[tuple[str, ...], arg(metavar="NAME=VALUE …")]
+RulesName = Annotated[str, arg(metavar="sp|mup|completep|alpha=0.5", help="which parameterization")]
+Style = Annotated[Literal["multiplier", "folded"], arg(help="factors in the forward pass, or in the weights")]
+
+
+def console(stderr: bool = False) -> "Console":
+    from rich.console import Console
+
+    wide = None if sys.stdout.isatty() else 200
+    return Console(stderr=stderr, width=wide, highlight=False)
+
+
+def _models(
+    target: str, args: tuple[str, ...], base: tuple[str, ...], base_shape: tuple[int, int] | None
+) -> tuple[Any, Any]:
+    """(how to build the target, the base) from the words on the command line."""
+    from completep.load import call_factory, load_factory, parse_arguments
+
+    factory = load_factory(target)
+    if not base and base_shape is None:
+        raise UserError(
+            "no base given: the rules are relative to the model you tuned",
+            fix="--base width=256 depth=2 (arguments of the factory), or --base-shape 256 2",
+        )
+    chosen = (
+        Shape(*base_shape)
+        if base_shape is not None
+        else (lambda: call_factory(factory, parse_arguments(args) | parse_arguments(base)))
+    )
+    return (lambda: call_factory(factory, parse_arguments(args))), chosen
+
+
+def explain(
+    target: Target,
+    /,
+    args: Words = (),
+    base: Words = (),
+    base_shape: tuple[int, int] | None = None,
+    rules: RulesName = "completep",
+    style: Style = "multiplier",
+    lr: float = 1.0,
+    weight_decay: float = 1.0,
+    eps: float = 1.0,
+    std: float = 1.0,
+    json: bool = False,
+    html: Path | None = None,
+) -> int:
+    """Show, parameter by parameter, what the rules do to your model and why.
+
+    The model is built on the meta device: any size costs nothing. Without --lr and its like, the numbers are factors.
+
+    Example: completep explain completep.model.gpt:gpt --args width=1024 depth=24 --base width=256 depth=2 --lr 0.0039
+
+    Args:
+        target: your factory, as package.module:factory or file.py:factory.
+        args: its arguments for the model to train.
+        base: its arguments for the base model that was tuned (the others as in --args).
+        base_shape: width and depth of the base, if a factory cannot build it.
+        lr: tuned base learning rate.
+        weight_decay: tuned base weight decay.
+        eps: tuned base epsilon.
+        std: tuned base init standard deviation.
+        json: print JSON, one entry per parameter.
+        html: also write the table to this file.
+    """
+    from completep.files import write_new
+    from completep.rules import explain as view
+    from completep.rules.examine import build
+    from completep.rules.parametrize import parametrize
+
+    make, chosen = _models(target, args, base, base_shape)
+    scaling = parametrize(
+        build(make, "meta"), base=chosen, rules=rules_named(rules), style=style, specimen=None if base else make
+    )
+    rows = scaling.explain(std=std, lr=lr, weight_decay=weight_decay, eps=eps)
+    if html is not None:
+        write_new(html, view.to_html(scaling, rows))
+    if json:
+        _print_json(view.to_json(scaling, rows))
+    else:
+        console().print(view.to_table(rows, view.summary(scaling)))
+    return 0
+
+
+def audit(
+    target: Target,
+    /,
+    args: Words = (),
+    base: Words = (),
+    base_shape: tuple[int, int] | None = None,
+    rules: RulesName = "completep",
+    lr: float | None = None,
+    weight_decay: float | None = None,
+    eps: float | None = None,
+    std: float | None = None,
+    check_init: bool = True,
+    json: bool = False,
+) -> int:
+    """Compare your own model and optimizer with the rules; exit code 1 if anything departs.
+
+    The factory returns (model, optimizer). What you tuned is read off the embedding's group unless you give it.
+
+    Example: completep audit examples/own_model.py:model_and_optimizer --args width=128 depth=8 --base width=64 depth=2
+
+    Args:
+        target: your factory, as package.module:factory or file.py:factory.
+        args: its arguments for the model to train.
+        base: its arguments for the base model that was tuned (the others as in --args).
+        base_shape: width and depth of the base, if a factory cannot build it.
+        lr: tuned base learning rate.
+        weight_decay: tuned base weight decay.
+        eps: tuned base epsilon.
+        std: tuned base init standard deviation.
+        check_init: compare starting values too; switch it off for a trained model.
+        json: print JSON.
+    """
+    from completep.rules import audit as checker
+
+    make, chosen = _models(target, args, base, base_shape)
+    pair = make()
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        raise UserError(f"{target} returned {type(pair).__name__}", fix="let it return (model, optimizer)")
+    base_model = chosen if isinstance(chosen, Shape) else (lambda: chosen()[0])
+    found = checker.audit(
+        *pair,
+        base=base_model,
+        rules=rules_named(rules),
+        lr=lr,
+        weight_decay=weight_decay,
+        eps=eps,
+        std=std,
+        check_init=check_init,
+    )
+    if json:
+        _print_json(checker.to_json(found))
+    else:
+        for line in checker.to_lines(found):
+            console().print(line)
+    return 0 if found.passed else 1
+
+
+def demo(
+    depths: tuple[int, ...] = (2, 4, 8, 16, 32), seed: int = 0, out: Path = Path("runs"), json: bool = False
+) -> int:
+    """A small real coordinate check: which parameterizations stay stable as the model deepens?
+
+    Trains the reference decoder for ten AdamW steps at each depth, on Python's own source, under three parameterizations.
+
+    Example: completep demo --depths 2 4 8 16
+
+    Args:
+        depths: numbers of layers; the base has 2.
+        seed: of the starting weights.
+        out: the picture goes into a new folder here.
+        json: print JSON.
+    """
+    from completep.files import fresh_folder, write_new
+    from completep.measure import coordinates
+    from completep.report import figures
+    from completep.rules.table import COMPLETEP, MUP, alpha
+
+    if len(set(depths)) < 2 or min(depths) < 1:
+        raise UserError(
+            f"--depths {' '.join(map(str, depths))}: a slope needs two different depths of at least 1",
+            fix="--depths 2 4 8 16",
+        )
+    talk = console(stderr=True)
+    rules = (MUP, alpha(0.5), COMPLETEP)
+    with talk.status("starting") as status:
+        frame = coordinates.coordinate_check(
+            rules, depths, coordinates.Setting(seed=seed), lambda what: status.update(f"training: {what}")
+        )
+    verdicts = coordinates.growth(frame)
+    folder = fresh_folder(out, "demo")
+    chart = figures.coordinate_chart(frame, verdicts)
+    files = [write_new(folder / f"coordinates.{kind}", figures.render(chart, kind)) for kind in KINDS]
+    files.append(write_new(folder / "coordinates.csv", frame.write_csv()))
+    if json:
+        _print_json({"verdicts": verdicts.to_dicts(), "rows": frame.to_dicts(), "files": [str(f) for f in files]})
+    else:
+        _print_demo(frame, verdicts, files)
+    return 0
+
+
+def _print_demo(frame: Any, verdicts: Any, files: list[Path]) -> None:
+    from rich.table import Table
+
+    last = frame.filter(frame["step"] == frame["step"].max())
+    depths = sorted(set(last["depth"]))
+    table = Table(
+        title=f"RMS of the last residual stream after {frame['step'].max()} steps of AdamW", title_justify="left"
+    )
+    for heading in ("parameterization", *(f"L={d}" for d in depths), "grows as", "bounded?"):
+        table.add_column(heading, justify="left" if heading == "parameterization" else "right")
+    for row in verdicts.iter_rows(named=True):
+        values = last.filter(last["rules"] == row["rules"]).sort("depth")["stream"].to_list()
+        colour = "green" if row["verdict"] == "PASS" else "red"
+        table.add_row(
+            row["rules"], *(f"{v:.3g}" for v in values), f"L^{row['slope']:+.2f}", f"[{colour}]{row['verdict']}[/]"
+        )
+    console().print(table)
+    console().print(f"picture: {files[0]} (also svg, png, csv)")
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2))
+
+
+KINDS: tuple[Literal["html", "svg", "png"], ...] = ("html", "svg", "png")
+COMMANDS: dict[str, Callable[..., int]] = {"demo": demo, "explain": explain, "audit": audit}
+
+
+def main(words: list[str] | None = None) -> int:
+    words = sys.argv[1:] if words is None else words
+    if words in (["--version"], ["-V"]):
+        print(f"completep {__version__}")
+        return 0
+    try:
+        description = "Tune a transformer small, train it large: CompleteP and its kin for any PyTorch model."
+        code: int = tyro.extras.subcommand_cli_from_dict(
+            COMMANDS, prog="completep", description=description, args=words
+        )
+        return code
+    except UserError as error:
+        console(stderr=True).print(f"[red]error:[/] {error.what}\n  [bold]fix:[/] {error.fix}", markup=True)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,212 @@
+"""The paper's decoder: pre-norm, untied, ALiBi, ReLU², LayerNorm with biases, attention divided by a fixed d_head.
+
+It knows multipliers, not exponents: `set_multipliers` takes two numbers, the rules say which.
+
+Shapes: B batch, T time, N width, H heads, D head size, F feed-forward width, V vocabulary.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from completep.errors import UserError
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """The paper's model by default; every option keeps to the same rules."""
+
+    width: int = 256
+    depth: int = 2
+    vocabulary: int = 50257
+    head_size: int = 64
+    positions: Literal["alibi", "rotary", "learned", "none"] = "alibi"
+    context: int = 2048  # only learned positions are bound to it
+    activation: Literal["relu2", "gelu", "swiglu"] = "relu2"
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
+    bias: bool = True
+    qk_norm: bool = False
+    tied: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("width", "depth", "vocabulary", "head_size", "context"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise UserError(
+                    f"{name}={getattr(self, name)!r}: must be a whole number of at least 1", fix=f"give a {name}"
+                )
+        if self.width % self.head_size:
+            raise UserError(
+                f"width {self.width} is not a multiple of the head size {self.head_size}",
+                fix=f"use a width like {self.head_size * max(1, round(self.width / self.head_size))}",
+            )
+        choices = {
+            "positions": ("alibi", "rotary", "learned", "none"),
+            "activation": ("relu2", "gelu", "swiglu"),
+            "norm": ("layernorm", "rmsnorm"),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise UserError(f"{name}={getattr(self, name)!r}", fix="use one of " + ", ".join(allowed))
+
+    @property
+    def heads(self) -> int:
+        return self.width // self.head_size
+
+    @property
+    def feed_forward(self) -> int:
+        return 4 * self.width
+
+
+def norm(config: GPTConfig, size: int) -> nn.Module:
+    if config.norm == "rmsnorm":
+        return nn.RMSNorm(size, eps=1e-5)
+    return nn.LayerNorm(size, bias=config.bias)
+
+
+def alibi_slopes(heads: int) -> Tensor:
+    """Press et al. 2021: a geometric sequence; for head counts that are no power of two, as in their reference code."""
+
+    def powers(n: int) -> list[float]:
+        return [2 ** (-8 * (i + 1) / n) for i in range(n)]
+
+    closest = 1 << (heads.bit_length() - 1)
+    return torch.tensor(powers(closest) + powers(2 * closest)[0::2][: heads - closest])
+
+
+def alibi_mask(heads: int, time: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Causal mask with a penalty linear in distance, 4-D: a 3-D one misses the fast CPU kernel."""
+    t = torch.arange(time, device=device)
+    distance_TT = (t[:, None] - t[None, :]).to(dtype)
+    mask_HTT = -alibi_slopes(heads).to(device, dtype)[:, None, None] * distance_TT
+    return mask_HTT.masked_fill(distance_TT < 0, float("-inf"))[None]
+
+
+def rotate(x_BHTD: Tensor) -> Tensor:
+    """Rotary positions (Su et al. 2021), halves rotated against each other."""
+    *_, time, size = x_BHTD.shape
+    frequency = 10000 ** (-torch.arange(0, size, 2, device=x_BHTD.device, dtype=torch.float32) / size)
+    angle = torch.arange(time, device=x_BHTD.device, dtype=torch.float32)[:, None] * frequency
+    cos, sin = angle.cos().to(x_BHTD.dtype), angle.sin().to(x_BHTD.dtype)
+    a, b = x_BHTD.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
+
+
+class Attention(nn.Module):
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.head_size, self.rotary = config.head_size, config.positions == "rotary"
+        # Divided by d_head, not its root, in every parameterization: trained q and k align (paper, Methodology).
+        self.scale = 1.0 / config.head_size
+        self.qkv = nn.Linear(config.width, 3 * config.width, bias=config.bias)
+        self.out = nn.Linear(config.width, config.width, bias=config.bias)
+        self.q_norm = norm(config, config.head_size) if config.qk_norm else None
+        self.k_norm = norm(config, config.head_size) if config.qk_norm else None
+
+    def forward(self, x_BTN: Tensor, mask: Tensor | None) -> Tensor:
+        batch, time, width = x_BTN.shape
+        heads = self.qkv(x_BTN).view(batch, time, 3, -1, self.head_size)
+        q_BHTD, k_BHTD, v_BHTD = heads.permute(2, 0, 3, 1, 4).unbind(0)
+        if self.q_norm is not None and self.k_norm is not None:
+            q_BHTD, k_BHTD = self.q_norm(q_BHTD), self.k_norm(k_BHTD)
+        if self.rotary:
+            q_BHTD, k_BHTD = rotate(q_BHTD), rotate(k_BHTD)
+        y_BHTD = F.scaled_dot_product_attention(
+            q_BHTD, k_BHTD, v_BHTD, attn_mask=mask, is_causal=mask is None, scale=self.scale
+        )
+        out: Tensor = self.out(y_BHTD.transpose(1, 2).reshape(batch, time, width))
+        return out
+
+
+class MLP(nn.Module):
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.activation = config.activation
+        self.up = nn.Linear(config.width, config.feed_forward, bias=config.bias)
+        self.gate = (
+            nn.Linear(config.width, config.feed_forward, bias=config.bias) if config.activation == "swiglu" else None
+        )
+        self.down = nn.Linear(config.feed_forward, config.width, bias=config.bias)
+
+    def forward(self, x_BTN: Tensor) -> Tensor:
+        h_BTF = self.up(x_BTN)
+        if self.gate is not None:
+            h_BTF = F.silu(self.gate(x_BTN)) * h_BTF
+        elif self.activation == "relu2":
+            h_BTF = F.relu(h_BTF).square()
+        else:
+            h_BTF = F.gelu(h_BTF)
+        out: Tensor = self.down(h_BTF)
+        return out
+
+
+class Block(nn.Module):
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.multiplier = 1.0
+        self.attention_norm, self.attention = norm(config, config.width), Attention(config)
+        self.mlp_norm, self.mlp = norm(config, config.width), MLP(config)
+
+    def forward(self, x_BTN: Tensor, mask: Tensor | None) -> Tensor:
+        x_BTN = torch.add(x_BTN, self.attention(self.attention_norm(x_BTN), mask), alpha=self.multiplier)
+        return torch.add(x_BTN, self.mlp(self.mlp_norm(x_BTN)), alpha=self.multiplier)
+
+
+class GPT(nn.Module):
+    """Token ids in, logits out."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.logit_multiplier = 1.0
+        self.embedding = nn.Embedding(config.vocabulary, config.width)
+        self.positions = nn.Embedding(config.context, config.width) if config.positions == "learned" else None
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.final_norm = norm(config, config.width)
+        self.unembedding = nn.Linear(config.width, config.vocabulary, bias=False)
+        if config.tied:
+            self.unembedding.weight = self.embedding.weight
+
+    def set_multipliers(self, *, branch: float, logits: float) -> None:
+        self.logit_multiplier = logits
+        for block in self.blocks:
+            block.multiplier = branch  # type: ignore[assignment]
+
+    def get_multipliers(self) -> tuple[float, float]:
+        return float(self.blocks[0].multiplier), self.logit_multiplier  # type: ignore[arg-type]
+
+    def stream(self, tokens_BT: Tensor) -> Tensor:
+        """The residual stream after the last block."""
+        x_BTN: Tensor = self.embedding(tokens_BT)
+        time = tokens_BT.shape[1]
+        if self.positions is not None:
+            if time > self.config.context:
+                raise UserError(
+                    f"a sequence of {time} tokens is longer than the {self.config.context} learned positions",
+                    fix="shorten it, raise context, or use alibi",
+                )
+            x_BTN = x_BTN + self.positions(torch.arange(time, device=tokens_BT.device))
+        mask = (
+            alibi_mask(self.config.heads, time, x_BTN.device, x_BTN.dtype) if self.config.positions == "alibi" else None
+        )
+        for block in self.blocks:
+            x_BTN = block(x_BTN, mask)
+        return x_BTN
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        x_BTN: Tensor = self.final_norm(self.stream(tokens_BT))
+        if self.logit_multiplier != 1.0:
+            x_BTN = x_BTN * self.logit_multiplier
+        logits_BTV: Tensor = self.unembedding(x_BTN)
+        return logits_BTV
+
+
+def gpt(width: int = 256, depth: int = 2, vocabulary: int = 50257, **options: object) -> GPT:
+    """The reference decoder by its sizes: `gpt(width=1024, depth=24)`."""
+    known = set(GPTConfig.__dataclass_fields__)
+    unknown = sorted(set(options) - known)
+    if unknown:
+        raise UserError(f"gpt() has no option {unknown[0]!r}", fix="options are " + ", ".join(sorted(known)))
+    return GPT(GPTConfig(width=width, depth=depth, vocabulary=vocabulary, **options))  # type: ignore[arg-type]

@@ -1,0 +1,322 @@
+"""Somebody's own model and optimizer against the table, parameter by parameter.
+
+What she tuned (η, λ, ε, σ) is read off her embedding, whose row has no depth factor, unless she says it. Multipliers are
+measured in her forward pass; where they are missing, the folded form is tried before anything is called wrong.
+"""
+
+import copy
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from completep.config import Shape
+from completep.errors import UserError
+from completep.rules import examine, parametrize
+from completep.rules.examine import Factory
+from completep.rules.measure_forward import forward_multipliers
+from completep.rules.scaling import Factors, Resolved, Scaling, named_parameters, unwrap
+from completep.rules.table import COMPLETEP, RANDOM, Role, Rules, optimizer_kind
+
+Quantity = Literal["lr", "weight_decay", "eps", "init", "multiplier", "optimizer"]
+EXACT = 1e-3  # settings are typed, so they agree or they do not
+MEASURED = 2e-2  # multipliers pass through float32 and a soft-cap
+
+
+@dataclass(frozen=True)
+class Departure:
+    """One setting that is not what the rules say."""
+
+    name: str
+    role: str
+    quantity: Quantity
+    expected: float
+    found: float
+    cause: str = ""
+
+    @property
+    def factor(self) -> float:
+        return self.found / self.expected if self.expected else math.inf
+
+
+@dataclass(frozen=True)
+class Audit:
+    rules: str
+    departures: tuple[Departure, ...]
+    parameters: int
+    tuned: dict[str, float]  # the base values that were used
+    notes: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        return not self.departures
+
+
+def audit(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    base: "Factory | Shape",
+    rules: Rules = COMPLETEP,
+    lr: float | None = None,
+    weight_decay: float | None = None,
+    eps: float | None = None,
+    std: float | None = None,
+    check_init: bool = True,
+    roles: "Mapping[str, Role] | None" = None,
+    writers: "list[str] | None" = None,
+    example: Any = None,
+    specimen: "Factory | nn.Module | None" = None,
+) -> Audit:
+    """Compare a model and its optimizer with what `rules` prescribe; `check_init=False` once it has been trained."""
+    scaling = parametrize.resolve(
+        unwrap(model), base=base, rules=rules, roles=roles, writers=writers, example=example, specimen=specimen
+    )
+    settings = settings_of(scaling, optimizer)
+    tuned = read_off(
+        scaling, settings, optimizer, lr=lr, weight_decay=weight_decay, eps=eps, std=std, check_init=check_init
+    )
+    lacking, wrong, notes = missing_multipliers(scaling, base, example)
+    plain = list(compare(scaling, settings, tuned, optimizer, check_init, {}))
+    folded = list(compare(scaling, settings, tuned, optimizer, check_init, lacking))
+    # Folded it is if that explains the very parameters that would have taken the multipliers up.
+    if sum(d.name in lacking for d in folded) < sum(d.name in lacking for d in plain):
+        departures, notes = folded, (*notes, "read as folded: the multipliers sit in the weights")
+    else:
+        departures = [*wrong, *plain]
+    explained = explain_causes(departures, scaling, settings)
+    return Audit(rules.name, tuple(explained), len(scaling.parameters), tuned, notes)
+
+
+@dataclass(frozen=True)
+class Setting:
+    lr: float
+    weight_decay: float
+    eps: float | None
+    std: float | None  # measured; None on the meta device
+
+
+def settings_of(scaling: Scaling, optimizer: torch.optim.Optimizer) -> dict[str, Setting]:
+    """What each parameter is trained with. `initial_lr` is what a scheduler started from."""
+    names = {id(p): name for name, p in named_parameters(scaling.model)}
+    found: dict[str, Setting] = {}
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if id(p) not in names:
+                raise UserError(
+                    "the optimizer holds a parameter that is not in this model",
+                    fix="build the optimizer from this very model's parameters",
+                )
+            std = None if p.is_meta else p.detach().float().std(unbiased=False).item()
+            found[names[id(p)]] = Setting(
+                float(group.get("initial_lr", group["lr"])), group.get("weight_decay", 0.0), group.get("eps"), std
+            )
+    return found
+
+
+def read_off(
+    scaling: Scaling, settings: dict[str, Setting], optimizer: Any, *, check_init: bool, **given: float | None
+) -> dict[str, float]:
+    """The tuned base values: as given, or as the embedding shows them."""
+    kind = optimizer_kind(optimizer)
+    name = next((n for n, r in scaling.parameters.items() if r.role is Role.EMBEDDING and n in settings), None)
+    unknown = [
+        k
+        for k, v in given.items()
+        if v is None and not (k == "std" and not check_init) and not (k == "eps" and kind.eps is None)
+    ]
+    if name is None and unknown:
+        raise UserError(
+            f"the embedding is not in the optimizer, so I cannot read off {', '.join(unknown)}",
+            fix="give them: " + ", ".join(f"{k}=…" for k in unknown),
+        )
+    tuned = {k: v for k, v in given.items() if v is not None}
+    if name is not None:
+        s, f = settings[name], _expected(scaling, scaling.parameters[name], optimizer, {})
+        seen = {
+            "lr": s.lr / f.lr,
+            "weight_decay": s.weight_decay / f.weight_decay,
+            "eps": s.eps / f.eps if s.eps is not None else None,
+            "std": s.std,
+        }
+        if not s.weight_decay and "weight_decay" in unknown and any(x.weight_decay for x in settings.values()):
+            raise UserError(
+                f"'{name}' has no weight decay while other parameters do, so I cannot read off the base value",
+                fix="give it: weight_decay=…",
+            )
+        tuned = {k: v for k, v in seen.items() if v is not None} | tuned
+    return tuned
+
+
+def _expected(scaling: Scaling, r: Resolved, optimizer: Any, folds: Mapping[str, float]) -> Factors:
+    column = optimizer_kind(optimizer).column
+    return r.factors(scaling.rules.rule(r.role, column), column, folds.get(r.name, 1.0))
+
+
+def compare(
+    scaling: Scaling,
+    settings: dict[str, Setting],
+    tuned: dict[str, float],
+    optimizer: Any,
+    check_init: bool,
+    folds: Mapping[str, float],
+) -> Iterable[Departure]:
+    tensors = dict(named_parameters(scaling.model))
+    for name, r in scaling.parameters.items():
+        if not tensors[name].requires_grad:
+            continue
+        if name not in settings:
+            yield Departure(name, r.role, "optimizer", 1, 0, "trainable, but in no group of the optimizer")
+            continue
+        s, f = settings[name], _expected(scaling, r, optimizer, folds)
+        checks: list[tuple[Quantity, float, float | None]] = [
+            ("lr", tuned["lr"] * f.lr, s.lr),
+            ("weight_decay", tuned["weight_decay"] * f.weight_decay, s.weight_decay),
+            ("eps", tuned["eps"] * f.eps if "eps" in tuned else 0.0, s.eps if "eps" in tuned else None),
+        ]
+        for quantity, expected, found in checks:
+            if found is not None and not math.isclose(expected, found, rel_tol=EXACT):
+                yield Departure(name, r.role, quantity, expected, found)
+        if check_init and s.std is not None:
+            yield from _compare_init(r, tensors[name], s.std, tuned.get("std", 0.0) * f.init_std, folds.get(name, 1.0))
+
+
+def _compare_init(r: Resolved, parameter: torch.Tensor, found: float, expected: float, c: float) -> Iterable[Departure]:
+    if r.role in RANDOM:
+        sampling = 5 / math.sqrt(2 * parameter.numel())  # five standard errors of a measured std
+        if abs(found / expected - 1) > EXACT + sampling + 0.01 if expected else found:
+            yield Departure(r.name, r.role, "init", expected, found)
+        return
+    start = c * (r.part.start + r.part.offset) - r.part.offset
+    value = parameter.detach().float()
+    if (value - start).abs().max().item() > 1e-6:
+        yield Departure(r.name, r.role, "init", start, value.mean().item())
+
+
+def missing_multipliers(
+    scaling: Scaling, base: "Factory | Shape", example: Any
+) -> tuple[dict[str, float], list[Departure], tuple[str, ...]]:
+    """(what each parameter would have to take up for the multipliers that the forward pass lacks, those as departures, notes)."""
+    found = scaling.anatomy
+    if examine.on_meta(scaling.model) or examine.size(scaling.model) > examine.LARGEST_SPECIMEN:
+        return {}, [], ("the forward pass was not checked: the model is on the meta device or too large to run here",)
+    here = forward_multipliers(_runnable(scaling.model), found, example)
+    there = {} if isinstance(base, Shape) else forward_multipliers(examine.build(base, "cpu").float(), found, example)
+    at_base = {found.template(name): value for name, value in there.items()}
+    lacking: dict[str, float] = {}
+    wrong: list[Departure] = []
+    for m in scaling.multipliers:
+        if m.kind not in ("branch", "logits"):
+            continue
+        for site in m.modules:
+            relative = here[site] / at_base.get(found.template(site), 1.0)
+            if abs(relative / m.factor - 1) > MEASURED:
+                wrong.append(Departure(site, f"{m.kind} multiplier", "multiplier", m.factor, relative))
+                own = [n for n in m.parameters if m.kind == "logits" or n.startswith(site + ".")]
+                lacking |= dict.fromkeys(own, m.factor / relative)
+    return lacking, wrong, ()
+
+
+def _runnable(model: nn.Module) -> nn.Module:
+    return copy.deepcopy(model).to(device="cpu", dtype=torch.float32)
+
+
+def explain_causes(departures: list[Departure], scaling: Scaling, settings: dict[str, Setting]) -> list[Departure]:
+    """Name the known mistake behind a departure, where its numbers give it away."""
+    one_eps = len({s.eps for s in settings.values()}) == 1
+    depth = max(s.depth(list(scaling.parameters)) for s in scaling.anatomy.stacks)
+    spectral = _is_spectral(scaling, settings)
+    return [replace(d, cause=d.cause or _cause(d, scaling, one_eps, depth, spectral)) for d in departures]
+
+
+def _cause(d: Departure, scaling: Scaling, one_eps: bool, depth: int, spectral: bool) -> str:
+    r = scaling.parameters.get(d.name)
+    if r is None:
+        return "the forward pass does not have this multiplier" if _near(d.found, 1.0) else ""
+    if d.quantity == "eps" and one_eps:
+        return "one global eps for all groups"
+    if d.quantity == "weight_decay" and r.role is Role.HIDDEN and _near(d.factor * r.m_N, 1.0):
+        return "weight decay not scaled with width (λ·m_N): lr·λ shrinks as the model widens"
+    if d.quantity == "weight_decay" and d.found == 0 and d.expected:
+        return "not decayed"
+    if d.quantity == "weight_decay" and d.expected == 0:
+        return "biases and norms are decayed"
+    if d.quantity == "init" and r.role is Role.HIDDEN and _near(d.factor * math.sqrt(2 * depth), 1.0, 0.05):
+        return "GPT-2's 1/sqrt(2L) init of the residual projections left in; the multiplier does that job"
+    if d.quantity == "lr" and r.role is Role.HIDDEN and spectral:
+        return "lr ∝ fan_out/fan_in, the spectral rule for SGD, used with Adam (wants 1/fan_in)"
+    return _missing_factor(d, r, scaling)
+
+
+def _missing_factor(d: Departure, r: Resolved, scaling: Scaling) -> str:
+    """A setting that lacks its whole width or depth factor, or both."""
+    if (
+        d.quantity not in ("lr", "eps", "init")
+        or not d.expected
+        or r.role not in scaling.rules.columns[next(iter(scaling.rules.columns))]
+    ):
+        return ""
+    rule = scaling.rules.rule(r.role)
+    power = {"lr": rule.lr, "eps": rule.eps, "init": rule.init_std}[d.quantity]
+    width, depth = replace(power, depth=0.0)(r.m_N, r.m_L), replace(power, width=0.0)(r.m_N, r.m_L)
+    tolerance = 0.05 if d.quantity == "init" else EXACT
+    for missing, words in ((width, "width"), (depth, "depth"), (width * depth, "width and depth")):
+        if not _near(missing, 1.0) and _near(d.factor * missing, 1.0, tolerance):
+            return f"{d.quantity} not scaled with {words}"
+    return ""
+
+
+def _is_spectral(scaling: Scaling, settings: dict[str, Setting]) -> bool:
+    """Do the hidden learning rates go as fan_out / fan_in, over matrices of different aspect?"""
+    constants, aspects = set(), set()
+    for name, r in scaling.parameters.items():
+        if r.role is Role.HIDDEN and r.part.fan_in and name in settings:
+            fan_in = parametrize.product(r.shape, r.part.fan_in)
+            aspect = math.prod(r.shape) / fan_in**2
+            aspects.add(round(aspect, 6))
+            constants.add(round(settings[name].lr / aspect, 12))
+    return len(aspects) > 1 and len(constants) == 1
+
+
+def _near(a: float, b: float, tolerance: float = EXACT) -> bool:
+    return math.isclose(a, b, rel_tol=tolerance)
+
+
+def to_json(found: Audit) -> dict[str, Any]:
+    rows = [{**asdict(d), "factor": d.factor if math.isfinite(d.factor) else None} for d in found.departures]
+    return {
+        "rules": found.rules,
+        "passed": found.passed,
+        "parameters": found.parameters,
+        "tuned": found.tuned,
+        "notes": found.notes,
+        "departures": rows,
+    }
+
+
+def to_lines(found: Audit) -> list[Any]:
+    """What a person reads: departures of one kind in all blocks together."""
+    from rich.table import Table
+
+    tuned = ", ".join(f"{k} {v:.4g}" for k, v in found.tuned.items())
+    lines: list[Any] = [
+        f"audited {found.parameters} parameters against {found.rules}; base values: {tuned}",
+        *found.notes,
+    ]
+    if found.passed:
+        return [*lines, "[green]PASS[/]: everything is as the rules say"]
+    groups: dict[tuple[str, ...], list[Departure]] = {}
+    for d in found.departures:
+        groups.setdefault(
+            (d.role, d.quantity, f"{d.expected:.4g}", f"{d.found:.4g}" if d.quantity != "init" else "", d.cause), []
+        ).append(d)
+    table = Table(header_style="bold")
+    for heading in ("role", "setting", "parameters", "expected", "found", "off by", "likely cause"):
+        table.add_column(heading, overflow="fold")
+    for (role, quantity, expected, _, cause), group in groups.items():
+        names = group[0].name + (f" (+{len(group) - 1} more)" if len(group) > 1 else "")
+        table.add_row(role, quantity, names, expected, f"{group[0].found:.4g}", f"×{group[0].factor:.4g}", cause)
+    return [*lines, table, f"[red]FAIL[/]: {len(found.departures)} settings depart from {found.rules}"]

@@ -1,0 +1,116 @@
+"""The folded form: y = c·W x is the same training run as y = W'x with W' = cW, given the right lr, λ and ε.
+
+Weights, optimizer settings, optimizer state and schedulers move together, so a run can change its style at any step.
+"""
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from completep.errors import UserError
+from completep.rules import multipliers
+from completep.rules.table import Folded, OptimizerKind, optimizer_kind
+
+if TYPE_CHECKING:
+    from completep.rules.scaling import Scaling, Style
+
+
+def restyle(
+    scaling: "Scaling", style: "Style", optimizer: "torch.optim.Optimizer | None", schedulers: "Collection[Any]"
+) -> "Scaling":
+    if style == scaling.style:
+        return scaling
+    unfoldable = [m.kind for m in scaling.multipliers if m.factor != 1.0 and not m.parameters]
+    if style == "folded" and unfoldable:
+        raise UserError(
+            f"the {unfoldable[0]} multiplier cannot be folded: the embeddings are tied and there is no final norm to take it",
+            fix="keep style='multiplier', untie the embeddings, or add a final norm",
+        )
+    if style == "multiplier":
+        multipliers.needs_modules(scaling.multipliers, scaling.model)
+    factors = {name: (r.fold if style == "folded" else 1 / r.fold) for name, r in scaling.parameters.items()}
+    if optimizer is not None:  # first, because it may refuse, and then nothing must have changed
+        _move_optimizer(scaling, factors, optimizer, schedulers)
+    _move_weights(scaling, factors)
+    if style == "folded":
+        multipliers.remove(scaling.model)
+    else:
+        multipliers.install(scaling.model, scaling.multipliers)
+    scaling.style = style
+    return scaling
+
+
+@torch.no_grad()
+def _move_weights(scaling: "Scaling", factors: dict[str, float]) -> None:
+    for name, parameter in scaling._tensors():
+        c, offset = factors[name], scaling.parameters[name].part.offset
+        if c != 1.0 and not parameter.is_meta:
+            parameter.mul_(c).add_((c - 1) * offset)  # c·(w + offset) - offset
+            if parameter.grad is not None:
+                parameter.grad.div_(c)
+
+
+@torch.no_grad()
+def _move_optimizer(
+    scaling: "Scaling", factors: dict[str, float], optimizer: torch.optim.Optimizer, schedulers: "Collection[Any]"
+) -> None:
+    kind = optimizer_kind(optimizer)
+    names = {id(p): name for name, p in scaling._tensors()}
+    by_group = [_group_factor(group, names, factors) for group in optimizer.param_groups]
+    for parameter, state in optimizer.state.items():
+        _check_state(names.get(id(parameter), "?"), parameter, state, kind)
+    for group, c in zip(optimizer.param_groups, by_group, strict=True):
+        by = Folded.by(c, kind.column)
+        for key, factor in (
+            ("lr", by.lr),
+            ("initial_lr", by.lr),
+            ("lr_scale", by.lr),
+            ("weight_decay", by.weight_decay),
+            ("eps", by.eps),
+        ):
+            if key in group and not (key == "eps" and kind.eps is None):
+                group[key] *= factor
+        for parameter in group["params"]:
+            for key, value in optimizer.state.get(parameter, {}).items():
+                power = (kind.state or {}).get(key, 0)
+                if power and isinstance(value, Tensor):
+                    value.div_(c**power)  # the gradient of W' is 1/c that of W
+    for scheduler in schedulers:
+        _move_scheduler(scheduler, [Folded.by(c, kind.column).lr for c in by_group])
+
+
+def _group_factor(group: dict[str, Any], names: dict[int, str], factors: dict[str, float]) -> float:
+    found = {factors[names[id(p)]] for p in group["params"] if id(p) in names}
+    if len(found) > 1:
+        raise UserError(
+            "one optimizer group holds parameters that fold by different factors: "
+            + ", ".join(f"{c:g}" for c in sorted(found)),
+            fix="build the optimizer from scaling.param_groups(...)",
+        )
+    return found.pop() if found else 1.0
+
+
+def _check_state(name: str, parameter: Tensor, state: dict[str, Any], kind: OptimizerKind) -> None:
+    for key, value in state.items():
+        if (
+            isinstance(value, Tensor)
+            and value.shape == parameter.shape
+            and value.dim()
+            and key not in (kind.state or {})
+        ):
+            raise UserError(
+                f"the optimizer keeps '{key}' for '{name}', and I do not know how it scales with the gradient",
+                fix="fold before the first step or after the last",
+            )
+
+
+def _move_scheduler(scheduler: Any, factors: list[float]) -> None:
+    """Schedulers remember every group's first learning rate; those move along."""
+    for inner in getattr(scheduler, "_schedulers", []):
+        _move_scheduler(inner, factors)
+    for attribute in ("base_lrs", "min_lrs", "max_lrs", "_last_lr"):
+        values = getattr(scheduler, attribute, None)
+        if isinstance(values, list) and len(values) == len(factors):
+            setattr(scheduler, attribute, [v * f for v, f in zip(values, factors, strict=True)])

@@ -1,0 +1,95 @@
+"""Which multipliers a model's forward pass really has, measured: the model may put them anywhere it likes."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from completep.rules import proof
+from completep.rules.anatomy import call, first_tensor, logits_of
+from completep.rules.examine import guess_example
+from completep.rules.roles import Anatomy
+
+
+class Probe:
+    """Adds a zero that remembers: its gradient tells how much of what passes here arrives."""
+
+    def __init__(self) -> None:
+        self.zero: Tensor | None = None
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
+        first = output if isinstance(output, Tensor) else output[0]
+        self.zero = torch.zeros_like(first, requires_grad=True)
+        return first + self.zero if isinstance(output, Tensor) else (first + self.zero, *output[1:])
+
+
+def forward_multipliers(model: nn.Module, found: Anatomy, example: Any = None) -> dict[str, float]:
+    """Factor from each branch site (by its module name) into the stream, and from the readout's product into the logits.
+
+    Overwrites the model's weights: with every writer at zero, nothing reaches the stream but what a probe adds.
+    """
+    proof.randomise_(model)
+    model.eval().requires_grad_(True)
+    zero_writers_(model, found)
+    sites = {b.module for b in found.branches if b.module}
+    probes = {n: Probe() for n, _ in model.named_modules() if found.template(n) in sites}
+    seen: dict[str, Tensor] = {}
+    handles = [model.get_submodule(n).register_forward_hook(p, prepend=True) for n, p in probes.items()]
+    handles.append(
+        model.get_submodule(found.stream_reader).register_forward_pre_hook(_keep(seen, "stream"), with_kwargs=True)
+    )
+    if found.readout.module:
+        readout = model.get_submodule(found.readout.module)
+        handles.append(readout.register_forward_pre_hook(_keep(seen, "read"), with_kwargs=True, prepend=True))
+    if found.final_norm:
+        handles.append(
+            model.get_submodule(found.final_norm).register_forward_hook(lambda m, a, o: seen.update(normed=o))
+        )
+    with torch.enable_grad():
+        logits = logits_of(call(model, guess_example(model) if example is None else example))
+    for handle in handles:
+        handle.remove()
+    return _branch_factors(seen["stream"], probes) | _logit_factor(model, found, logits, seen)
+
+
+def zero_writers_(model: nn.Module, found: Anatomy) -> None:
+    writers = {p for b in found.branches for p in b.parameters}
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if (template := found.template(name)) in writers:
+                parameter.fill_(-found.parts[template].offset)
+
+
+def _keep(seen: dict[str, Tensor], key: str) -> Any:
+    def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+        tensor = first_tensor(args)
+        seen[key] = tensor if tensor is not None else first_tensor(kwargs)  # type: ignore[assignment]
+
+    return hook
+
+
+def _branch_factors(root: Tensor, probes: dict[str, Probe]) -> dict[str, float]:
+    direction = torch.randn(root.shape, generator=torch.Generator().manual_seed(1))
+    zeros = [p.zero for p in probes.values() if p.zero is not None]
+    grads = torch.autograd.grad((root * direction).sum(), zeros)
+    return {n: projection(g, direction) for n, g in zip(probes, grads, strict=True)}
+
+
+def _logit_factor(model: nn.Module, found: Anatomy, logits: Tensor, seen: dict[str, Tensor]) -> dict[str, float]:
+    """Logits against the plain product of the readout with the normed stream, wherever between them the factor stands."""
+    if not found.readout.module:
+        return {}
+    module = model.get_submodule(found.readout.module)
+    given = seen.get("normed", seen["read"])
+    given = (
+        given if given.shape[:-1] == logits.shape[:-1] else seen["read"]
+    )  # pooled in between: look at the readout alone
+    with torch.no_grad():
+        bias = type(module).forward(module, torch.zeros_like(given))
+        product = type(module).forward(module, given) - bias
+        return {found.readout.module: projection(logits - bias, product)}
+
+
+def projection(value: Tensor, unit: Tensor) -> float:
+    """The factor k of the best value ≈ k · unit."""
+    return (value.flatten() @ unit.flatten() / unit.square().sum()).item()

@@ -1,0 +1,285 @@
+"""The five-line entry: find the parts, compare with the base, resolve the table, put the multipliers on."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from completep.config import Shape
+from completep.errors import UserError, some
+from completep.rules import multipliers
+from completep.rules.anatomy import refuse_what_has_no_rule
+from completep.rules.examine import Factory, build, choose_specimen, examine, refuse_sharing
+from completep.rules.heads import attention_multipliers
+from completep.rules.multipliers import Multiplier
+from completep.rules.roles import Anatomy
+from completep.rules.scaling import Resolved, Scaling, Style, named_parameters, unwrap
+from completep.rules.table import COMPLETEP, Role, Rules, muon_shape_factor
+
+
+def parametrize(
+    model: nn.Module,
+    *,
+    base: "Factory | Shape",
+    rules: Rules = COMPLETEP,
+    style: Style = "multiplier",
+    roles: "Mapping[str, Role] | None" = None,
+    writers: "list[str] | None" = None,
+    example: Any = None,
+    specimen: "Factory | nn.Module | None" = None,
+) -> Scaling:
+    """Give `model` the scaling that `rules` prescribe for its size relative to `base`.
+
+    base      the tuned model: a factory (built on the meta device, so its size costs nothing), or Shape(width, depth)
+    style     "multiplier": factors in the forward pass; "folded": the same training run with ordinary weights only
+    roles     {name pattern: Role} for parameters whose role cannot be found, or should be another
+    writers   name patterns of the parameters that write last into each residual branch, if they cannot be found
+    example   inputs to run the model on, if they cannot be guessed: a tensor, a tuple of arguments, a dict
+    specimen  a small model of the same class to examine instead, if model and base are both too large to run
+    """
+    if style not in ("multiplier", "folded"):
+        raise UserError(f"style={style!r}", fix="use 'multiplier' or 'folded'")
+    if multipliers.installed(unwrap(model)):
+        raise UserError(
+            "this model is parametrized already: its multipliers would act twice",
+            fix="build a fresh model, or call scaling.fold() first",
+        )
+    scaling = resolve(model, base=base, rules=rules, roles=roles, writers=writers, example=example, specimen=specimen)
+    if style == "folded":
+        return scaling.fold()
+    multipliers.needs_modules(scaling.multipliers, scaling.model)
+    multipliers.install(scaling.model, scaling.multipliers)
+    return scaling
+
+
+def resolve(
+    model: nn.Module,
+    *,
+    base: "Factory | Shape",
+    rules: Rules,
+    roles: "Mapping[str, Role] | None" = None,
+    writers: "list[str] | None" = None,
+    example: Any = None,
+    specimen: "Factory | nn.Module | None" = None,
+) -> Scaling:
+    """The table for this model and base, with nothing applied to the model yet."""
+    _check_arguments(rules, roles)
+    model = unwrap(model)
+    refuse_what_has_no_rule(model)
+    refuse_sharing(model)
+    shape, factory = (base, None) if isinstance(base, Shape) else (None, base)
+    base_model = _build_base(factory) if factory is not None else None
+    body = choose_specimen(model, base_model, factory, specimen)
+    found = examine(body, example=example, patterns=roles, writers=writers)
+    shapes, base_shapes = shapes_of(model), None
+    check_names(shapes, set(found.parts), found, "the model", "the specimen that was examined")
+    if base_model is not None:
+        base_shapes = shapes_of(base_model)
+        check_names(base_shapes, {found.template(n) for n in shapes}, found, "the base", "the model")
+    ratios = Ratios(found, shapes, base_shapes, shape)
+    parameters = resolve_parameters(found, shapes, ratios)
+    placed = place_multipliers(model, base_model, found, parameters, ratios, rules)
+    return Scaling(model, rules, "multiplier", found, with_folds(parameters, placed, found), placed, ratios.base)
+
+
+def _check_arguments(rules: Any, roles: Any) -> None:
+    if not isinstance(rules, Rules):
+        raise UserError(f"rules={rules!r} are not rules", fix="use SP, MUP, COMPLETEP or alpha(0.5 … 1)")
+    for pattern, role in (roles or {}).items():
+        if not isinstance(role, Role):
+            raise UserError(
+                f"roles: {pattern!r} is given {role!r}", fix="use a Role: " + ", ".join(f"Role.{r.name}" for r in Role)
+            )
+
+
+def _build_base(factory: Any) -> nn.Module:
+    if not callable(factory):
+        raise UserError(
+            f"base={factory!r} is neither a factory nor a Shape",
+            fix="base=lambda: MyModel(width=256, depth=2), or base=Shape(256, 2)",
+        )
+    try:
+        return build(factory, "meta")
+    except UserError:
+        raise
+    except Exception:  # some constructors compute on their tensors; then build it for real
+        return build(factory, "cpu")
+
+
+def shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(p.shape) for name, p in named_parameters(model)}
+
+
+def check_names(shapes: "dict[str, tuple[int, ...]]", expected: set[str], found: Anatomy, this: str, that: str) -> None:
+    """The same parts at another size: nothing may be missing or new."""
+    templates = {found.template(name) for name in shapes}
+    for stack in found.stacks:
+        if not stack.depth(list(shapes)):
+            raise UserError(
+                f"{this} has zero layers: no parameter is named {stack.stem}<number>…",
+                fix="a base needs at least one block",
+            )
+    missing, extra = sorted(expected - templates), sorted(templates - expected)
+    if missing or extra:
+        told = [f"only in {that}: {some(missing)}"] * bool(missing) + [f"only in {this}: {some(extra)}"] * bool(extra)
+        raise UserError(
+            f"{this} and {that} have different parameters: " + "; ".join(told),
+            fix="build both from the same class with the same options, differing in width and depth only",
+        )
+
+
+class Ratios:
+    """m_N and m_L of each parameter: from its own shape where a base model is given, from N and L where only those are."""
+
+    def __init__(
+        self,
+        found: Anatomy,
+        shapes: "dict[str, tuple[int, ...]]",
+        base_shapes: "dict[str, tuple[int, ...]] | None",
+        base: Shape | None,
+    ) -> None:
+        name, axis = found.width
+        self.found, self.shapes, self.width = found, shapes, shapes[name][axis]
+        self.base_by_template = None if base_shapes is None else _by_template(base_shapes, found)
+        depths = {s.stem: s.depth(list(shapes)) for s in found.stacks}
+        if base_shapes is not None:
+            base_depths = {s.stem: s.depth(list(base_shapes)) for s in found.stacks}
+            base = Shape(base_shapes[name][axis], sum(base_depths.values()))
+        else:
+            assert base is not None
+            if len(depths) > 1:
+                raise UserError(
+                    f"the model has several stacks ({some(list(depths))}); one depth says too little",
+                    fix="give base as a factory",
+                )
+            base_depths = dict.fromkeys(depths, base.depth)
+        self.base = base
+        self.depth = {stem: depths[stem] / base_depths[stem] for stem in depths}
+        self.m_N = self.width / base.width
+        self.m_L = sum(depths.values()) / sum(base_depths.values())
+
+    def of(self, name: str) -> tuple[float, float]:
+        stack = self.found.stack_of(name)
+        return self._width(name), self.depth[stack.stem] if stack else self.m_L
+
+    def _width(self, name: str) -> float:
+        part = self.found.parts[self.found.template(name)]
+        base = self.base_shape(name)
+        if base is None:
+            return self.m_N
+        axes = part.fan_in
+        if part.role is Role.HIDDEN and not axes:
+            return self._bare(name, base)
+        if not axes:
+            return self.m_N
+        return product(self.shapes[name], axes) / product(base, axes)
+
+    def _bare(self, name: str, base: tuple[int, ...]) -> float:
+        """A bare parameter does not say which of its axes is summed over; that matters only if they grow differently."""
+        grown = {n / b for n, b in zip(self.shapes[name], base, strict=True)}
+        if len(grown) > 1 and len(base) == 2:
+            raise UserError(
+                f"'{name}' is a bare parameter that grows from {base} to {self.shapes[name]}: I cannot tell which axis is its fan-in",
+                fix="hold it in an nn.Linear",
+            )
+        return max(grown, key=lambda g: abs(g - 1))
+
+    def base_shape(self, name: str) -> "tuple[int, ...] | None":
+        return None if self.base_by_template is None else self.base_by_template[self.found.template(name)]
+
+
+def product(shape: tuple[int, ...], axes: tuple[int, ...]) -> int:
+    total = 1
+    for axis in axes:
+        total *= shape[axis]
+    return total
+
+
+def _by_template(shapes: "dict[str, tuple[int, ...]]", found: Anatomy) -> "dict[str, tuple[int, ...]]":
+    table: dict[str, tuple[int, ...]] = {}
+    for name, shape in shapes.items():
+        known = table.setdefault(found.template(name), shape)
+        if known != shape:
+            raise UserError(
+                f"the base's blocks differ: '{name}' is {shape}, its like in another block {known}",
+                fix="use a base whose blocks all have the same shapes",
+            )
+    return table
+
+
+def resolve_parameters(found: Anatomy, shapes: "dict[str, tuple[int, ...]]", ratios: Ratios) -> dict[str, Resolved]:
+    resolved = {}
+    for name, shape in shapes.items():
+        template = found.template(name)
+        part = found.parts[template]
+        m_N, m_L = ratios.of(name)
+        resolved[name] = Resolved(
+            name, template, part, shape, m_N, m_L, muon=_muon(part.fan_in, shape, ratios.base_shape(name))
+        )
+    return resolved
+
+
+def _muon(axes: tuple[int, ...], shape: tuple[int, ...], base: "tuple[int, ...] | None") -> float:
+    if not axes or base is None:
+        return 1.0
+
+    def factor(s: tuple[int, ...]) -> float:
+        fan_in = product(s, axes)
+        return muon_shape_factor(product(s, tuple(range(len(s)))) // fan_in, fan_in)
+
+    return factor(shape) / factor(base)
+
+
+def place_multipliers(
+    model: nn.Module,
+    base_model: nn.Module | None,
+    found: Anatomy,
+    parameters: dict[str, Resolved],
+    ratios: Ratios,
+    rules: Rules,
+) -> tuple[Multiplier, ...]:
+    """The forward factors of this model, at every module that they act on."""
+    modules = [name for name, _ in model.named_modules()]
+
+    def of(templates: "list[str | None]") -> tuple[str, ...]:
+        wanted = set(templates)
+        return tuple(n for n in modules if found.template(n) in wanted)
+
+    def having(templates: "tuple[str, ...]") -> tuple[str, ...]:
+        return tuple(r.name for r in parameters.values() if r.template in templates)
+
+    placed = []
+    for stack in found.stacks:
+        sites = [b for b in found.branches if any(p.startswith(stack.stem) for p in b.parameters)]
+        hooked = of([b.module for b in sites]) if all(b.module for b in sites) else ()
+        names = having(tuple(p for b in sites for p in b.parameters))
+        placed.append(Multiplier("branch", rules.branch(1.0, ratios.depth[stack.stem]), hooked, names))
+    m_readout = parameters[found.width[0]].m_N
+    placed.append(
+        Multiplier(
+            "logits",
+            rules.logits(m_readout),
+            of([found.readout.module]) if found.readout.module else (),
+            having(found.readout.parameters),
+        )
+    )
+    for site in found.embeddings:
+        placed.append(Multiplier("embedding", rules.embedding(ratios.m_N), of([site.module]), having(site.parameters)))
+    if base_model is not None:
+        placed += attention_multipliers(model, base_model, found, rules)
+    return tuple(placed)
+
+
+def with_folds(parameters: dict[str, Resolved], placed: tuple[Multiplier, ...], found: Anatomy) -> dict[str, Resolved]:
+    """c of every parameter that takes a multiplier in the folded form."""
+    folds = dict.fromkeys(parameters, 1.0)
+    for m in placed:
+        for name in m.parameters:
+            folds[name] *= m.factor
+        if m.kind == "embedding" and found.tied:
+            # The tied table takes the embedding's factor on both of its uses; the final norm gives it back to the logits.
+            for name in parameters:
+                if found.template(name) in found.readout.parameters:
+                    folds[name] /= m.factor
+    return {name: replace(r, fold=folds[name]) for name, r in parameters.items()}
