@@ -13,7 +13,10 @@ STEP = alt.Color("step:O", title="training step", scale=alt.Scale(scheme="viridi
 def coordinate_chart(frame: pl.DataFrame, verdicts: pl.DataFrame) -> alt.FacetChart:
     """The paper's figure: one panel per parameterization, the size of the last stream over depth, a line per step."""
     order = verdicts["rules"].to_list()
-    titles = {r["rules"]: f"{r['rules']}: L^{r['slope']:+.2f}, {r['verdict']}" for r in verdicts.iter_rows(named=True)}
+    titles = {
+        r["rules"]: f"{r['rules']}: grows as L^{r['slope']:.2f} ({r['verdict']})"
+        for r in verdicts.iter_rows(named=True)
+    }
     shown = frame.with_columns(panel=pl.col("rules").replace_strict(titles))
     depths = sorted(frame["depth"].unique().to_list())
     line = (

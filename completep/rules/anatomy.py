@@ -75,7 +75,7 @@ class Trace:
     made_by: dict[Node, str]  # grad_fn of a parametrised module's output -> that module
     inputs: dict[str, Tensor]  # the first tensor each of those modules was given
     outputs: dict[str, Tensor]
-    nodes: dict[str, Node]  # grad_fn of each module's first output tensor
+    modules: dict[Node, str]  # the same for every module; the innermost where several return one tensor
     parameters: dict[int, str]  # id -> name
 
 
@@ -135,14 +135,14 @@ def trace(model: nn.Module, example: Any) -> Trace:
     made_by: dict[Node, str] = {}
     inputs: dict[str, Tensor] = {}
     outputs: dict[str, Tensor] = {}
-    nodes: dict[str, Node] = {}
+    modules: dict[Node, str] = {}
     names = {id(module): name for name, module in model.named_modules()}
 
     def record(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         name, tensor = names[id(module)], first_tensor(output)
         if tensor is None or tensor.grad_fn is None:
             return
-        nodes[name] = tensor.grad_fn  # read now: an in-place op would change it later
+        modules.setdefault(tensor.grad_fn, name)  # read now: an in-place op would change it later
         outputs[name] = tensor
         given = first_tensor(args) if args else None
         given = first_tensor(kwargs) if given is None else given
@@ -158,7 +158,7 @@ def trace(model: nn.Module, example: Any) -> Trace:
     finally:
         for handle in handles:
             handle.remove()
-    return Trace(model, logits, made_by, inputs, outputs, nodes, {id(p): n for n, p in model.named_parameters()})
+    return Trace(model, logits, made_by, inputs, outputs, modules, {id(p): n for n, p in model.named_parameters()})
 
 
 def op(node: Node) -> str:
@@ -202,8 +202,8 @@ def find_readout(t: Trace) -> Readout:
                 bias = bare[0]
                 node = next(c for c in children if op(c) != "AccumulateGrad" and not _leads_to(c, bias, t))
                 continue
-        transparent = RESHAPES.search(op(node)) or SCALES.search(op(node)) or SOFTCAP.search(op(node))
-        if module is not None or not transparent or len(children) != 1:
+        transparent = (passes(node) or SOFTCAP.search(op(node))) and len(children) == 1
+        if module is not None or not transparent:
             made = f"module '{site}' ({type(module).__name__})" if module is not None else f"operation {op(node)}"
             raise UserError(
                 f"the logits come from {made}, not from a matrix that I can call the readout",
@@ -234,7 +234,7 @@ def find_norm_above(node: Node, t: Trace) -> tuple[list[str], Node]:
         if site is not None and is_norm(t.model.get_submodule(site)):
             norms.append(site)
             node = t.inputs[site].grad_fn
-        elif site is None and (RESHAPES.search(op(node)) or SCALES.search(op(node))) and len(below(node)) == 1:
+        elif site is None and passes(node) and len(below(node)) == 1:
             node = below(node)[0]
         else:
             return norms, node
@@ -249,32 +249,35 @@ def own_parameters(site: str, t: Trace) -> tuple[str, ...]:
 
 def stream_leaves(root: Node, t: Trace) -> Iterator[Leaf]:
     """All that is added into the stream, walking the tree of additions down from its last sum."""
-    todo, seen = [root], {root}
+    todo: list[tuple[Node, str | None]] = [(root, None)]
+    seen = {root}
     while todo:
-        node = todo.pop()
-        site = t.made_by.get(node)
-        if site is not None:
+        node, holder = todo.pop()
+        holder = holder or t.modules.get(node)  # a module whose whole output this is
+        children = below(node)
+        if (site := t.made_by.get(node)) is not None:
             yield Leaf(site, own_parameters(site, t), node)
         elif op(node) == "AccumulateGrad":
             yield Leaf(None, (t.parameters[id(node.variable)],), node)
-        elif op(node) in ("Add", "Sub") or (
-            (RESHAPES.search(op(node)) or SCALES.search(op(node))) and len(below(node)) >= 1
-        ):
-            if SCALES.search(op(node)) and len(below(node)) > 1:
-                raise _unreadable(node, t)
-            for child in below(node):
-                if child not in seen:
-                    seen.add(child)
-                    todo.append(child)
         elif MATMULS.search(op(node)) and (bare := bare_parameters(node, t.parameters)):
-            yield Leaf(None, tuple(bare), node)
+            yield Leaf(holder, tuple(bare), node)
+        elif op(node) in ("Add", "Sub") or (passes(node) and children):
+            alone = len(children) == 1
+            new = [child for child in children if child not in seen]
+            seen.update(new)
+            todo += [(child, holder if alone else None) for child in new]
         else:
             raise _unreadable(node, t)
 
 
+def passes(node: Node) -> bool:
+    """Does the stream come through unchanged, but for its layout and a constant factor?"""
+    return bool(RESHAPES.search(op(node)) or (SCALES.search(op(node)) and len(below(node)) == 1))
+
+
 def _unreadable(node: Node, t: Trace) -> UserError:
-    makers = [name for name, made in t.nodes.items() if made is node and name]
-    where = f" (output of '{makers[0]}', a {type(t.model.get_submodule(makers[0])).__name__})" if makers else ""
+    maker = t.modules.get(node)
+    where = f" (output of '{maker}', a {type(t.model.get_submodule(maker)).__name__})" if maker else ""
     return UserError(
         f"the residual stream takes in the result of {op(node)}{where}, which no linear layer or norm made last: "
         "I cannot tell which parameters write it",

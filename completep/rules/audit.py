@@ -18,6 +18,7 @@ from completep.errors import UserError
 from completep.rules import examine, parametrize
 from completep.rules.examine import Factory
 from completep.rules.measure_forward import forward_multipliers
+from completep.rules.multipliers import Multiplier
 from completep.rules.scaling import Factors, Resolved, Scaling, named_parameters, unwrap
 from completep.rules.table import COMPLETEP, RANDOM, Role, Rules, optimizer_kind
 
@@ -76,17 +77,26 @@ def audit(
         unwrap(model), base=base, rules=rules, roles=roles, writers=writers, example=example, specimen=specimen
     )
     settings = settings_of(scaling, optimizer)
-    tuned = read_off(
-        scaling, settings, optimizer, lr=lr, weight_decay=weight_decay, eps=eps, std=std, check_init=check_init
-    )
+    given = {"lr": lr, "weight_decay": weight_decay, "eps": eps, "std": std}
     lacking, wrong, notes = missing_multipliers(scaling, base, example)
-    plain = list(compare(scaling, settings, tuned, optimizer, check_init, {}))
-    folded = list(compare(scaling, settings, tuned, optimizer, check_init, lacking))
-    # Folded it is if that explains the very parameters that would have taken the multipliers up.
-    if sum(d.name in lacking for d in folded) < sum(d.name in lacking for d in plain):
-        departures, notes = folded, (*notes, "read as folded: the multipliers sit in the weights")
-    else:
-        departures = [*wrong, *plain]
+
+    def departures_with(folds: Mapping[str, float]) -> tuple[dict[str, float], list[Departure]]:
+        tuned = read_off(scaling, settings, optimizer, given, check_init, folds)
+        return tuned, list(compare(scaling, settings, tuned, optimizer, check_init, folds))
+
+    tuned, departures = departures_with({})
+    if wrong:
+        # Folded it is if every parameter that would have taken a multiplier up has the learning rate for it.
+        folded_tuned, folded = departures_with(lacking)
+        taken = {name for name, c in lacking.items() if c != 1.0}
+        if not any(d.name in taken and d.quantity == "lr" for d in folded):
+            tuned, departures, notes = (
+                folded_tuned,
+                folded,
+                (*notes, "read as folded: the multipliers sit in the weights"),
+            )
+        else:
+            departures = [*wrong, *departures]
     explained = explain_causes(departures, scaling, settings)
     return Audit(rules.name, tuple(explained), len(scaling.parameters), tuned, notes)
 
@@ -118,37 +128,39 @@ def settings_of(scaling: Scaling, optimizer: torch.optim.Optimizer) -> dict[str,
 
 
 def read_off(
-    scaling: Scaling, settings: dict[str, Setting], optimizer: Any, *, check_init: bool, **given: float | None
+    scaling: Scaling,
+    settings: dict[str, Setting],
+    optimizer: Any,
+    given: dict[str, float | None],
+    check_init: bool,
+    folds: Mapping[str, float],
 ) -> dict[str, float]:
-    """The tuned base values: as given, or as the embedding shows them."""
-    kind = optimizer_kind(optimizer)
-    name = next((n for n, r in scaling.parameters.items() if r.role is Role.EMBEDDING and n in settings), None)
-    unknown = [
-        k
-        for k, v in given.items()
-        if v is None and not (k == "std" and not check_init) and not (k == "eps" and kind.eps is None)
-    ]
-    if name is None and unknown:
+    """The tuned base values: as given, or as the largest embedding shows them."""
+    needless = ({"std"} if not check_init else set()) | ({"eps"} if optimizer_kind(optimizer).eps is None else set())
+    tuned = {k: v for k, v in given.items() if v is not None}
+    unknown = sorted(given.keys() - tuned.keys() - needless)
+    if not unknown:
+        return tuned
+    tables = [r for n, r in scaling.parameters.items() if r.role is Role.EMBEDDING and n in settings]
+    if not tables:
         raise UserError(
-            f"the embedding is not in the optimizer, so I cannot read off {', '.join(unknown)}",
+            f"no embedding is in the optimizer, so I cannot read off {', '.join(unknown)}",
             fix="give them: " + ", ".join(f"{k}=…" for k in unknown),
         )
-    tuned = {k: v for k, v in given.items() if v is not None}
-    if name is not None:
-        s, f = settings[name], _expected(scaling, scaling.parameters[name], optimizer, {})
-        seen = {
-            "lr": s.lr / f.lr,
-            "weight_decay": s.weight_decay / f.weight_decay,
-            "eps": s.eps / f.eps if s.eps is not None else None,
-            "std": s.std,
-        }
-        if not s.weight_decay and "weight_decay" in unknown and any(x.weight_decay for x in settings.values()):
-            raise UserError(
-                f"'{name}' has no weight decay while other parameters do, so I cannot read off the base value",
-                fix="give it: weight_decay=…",
-            )
-        tuned = {k: v for k, v in seen.items() if v is not None} | tuned
-    return tuned
+    r = max(tables, key=lambda r: math.prod(r.shape))
+    s, f = settings[r.name], _expected(scaling, r, optimizer, folds)
+    if not s.weight_decay and "weight_decay" in unknown and any(x.weight_decay for x in settings.values()):
+        raise UserError(
+            f"'{r.name}' has no weight decay while other parameters do, so I cannot read off the base value",
+            fix="give it: weight_decay=…",
+        )
+    seen = {
+        "lr": s.lr / f.lr,
+        "weight_decay": s.weight_decay / f.weight_decay,
+        "eps": None if s.eps is None else s.eps / f.eps,
+        "std": None if s.std is None else s.std / f.init_std,
+    }
+    return {k: v for k, v in seen.items() if v is not None and k not in needless} | tuned
 
 
 def _expected(scaling: Scaling, r: Resolved, optimizer: Any, folds: Mapping[str, float]) -> Factors:
@@ -187,7 +199,7 @@ def compare(
 def _compare_init(r: Resolved, parameter: torch.Tensor, found: float, expected: float, c: float) -> Iterable[Departure]:
     if r.role in RANDOM:
         sampling = 5 / math.sqrt(2 * parameter.numel())  # five standard errors of a measured std
-        if abs(found / expected - 1) > EXACT + sampling + 0.01 if expected else found:
+        if (abs(found / expected - 1) > sampling + 0.01) if expected else found:
             yield Departure(r.name, r.role, "init", expected, found)
         return
     start = c * (r.part.start + r.part.offset) - r.part.offset
@@ -199,25 +211,22 @@ def _compare_init(r: Resolved, parameter: torch.Tensor, found: float, expected: 
 def missing_multipliers(
     scaling: Scaling, base: "Factory | Shape", example: Any
 ) -> tuple[dict[str, float], list[Departure], tuple[str, ...]]:
-    """(what each parameter would have to take up for the multipliers that the forward pass lacks, those as departures, notes)."""
+    """What the forward pass lacks: as factors that the weights would have to hold instead, and as departures; and notes."""
     found = scaling.anatomy
     if examine.on_meta(scaling.model) or examine.size(scaling.model) > examine.LARGEST_SPECIMEN:
         return {}, [], ("the forward pass was not checked: the model is on the meta device or too large to run here",)
     here = forward_multipliers(_runnable(scaling.model), found, example)
     there = {} if isinstance(base, Shape) else forward_multipliers(examine.build(base, "cpu").float(), found, example)
     at_base = {found.template(name): value for name, value in there.items()}
-    lacking: dict[str, float] = {}
+    lacking: list[Multiplier] = []
     wrong: list[Departure] = []
     for m in scaling.multipliers:
-        if m.kind not in ("branch", "logits"):
-            continue
-        for site in m.modules:
-            relative = here[site] / at_base.get(found.template(site), 1.0)
-            if abs(relative / m.factor - 1) > MEASURED:
-                wrong.append(Departure(site, f"{m.kind} multiplier", "multiplier", m.factor, relative))
-                own = [n for n in m.parameters if m.kind == "logits" or n.startswith(site + ".")]
-                lacking |= dict.fromkeys(own, m.factor / relative)
-    return lacking, wrong, ()
+        relative = {site: here[site] / at_base.get(found.template(site), 1.0) for site in m.modules if site in here}
+        off = {site: value for site, value in relative.items() if abs(value / m.factor - 1) > MEASURED}
+        wrong += [Departure(site, f"{m.kind} multiplier", "multiplier", m.factor, value) for site, value in off.items()]
+        lacking.append(replace(m, factor=m.factor / next(iter(off.values())) if off else 1.0))
+    folds = parametrize.with_folds(scaling.parameters, tuple(lacking), found)
+    return {name: r.fold for name, r in folds.items()}, wrong, ()
 
 
 def _runnable(model: nn.Module) -> nn.Module:

@@ -16,6 +16,8 @@ from completep.rules.table import Folded, OptimizerKind, optimizer_kind
 if TYPE_CHECKING:
     from completep.rules.scaling import Scaling, Style
 
+RATES = ("lr", "initial_lr", "lr_scale", "max_lr", "min_lr")  # all that torch's schedulers and we keep in a group
+
 
 def restyle(
     scaling: "Scaling", style: "Style", optimizer: "torch.optim.Optimizer | None", schedulers: "Collection[Any]"
@@ -63,13 +65,7 @@ def _move_optimizer(
         _check_state(names.get(id(parameter), "?"), parameter, state, kind)
     for group, c in zip(optimizer.param_groups, by_group, strict=True):
         by = Folded.by(c, kind.column)
-        for key, factor in (
-            ("lr", by.lr),
-            ("initial_lr", by.lr),
-            ("lr_scale", by.lr),
-            ("weight_decay", by.weight_decay),
-            ("eps", by.eps),
-        ):
+        for key, factor in {**dict.fromkeys(RATES, by.lr), "weight_decay": by.weight_decay, "eps": by.eps}.items():
             if key in group and not (key == "eps" and kind.eps is None):
                 group[key] *= factor
         for parameter in group["params"]:

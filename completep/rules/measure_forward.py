@@ -49,7 +49,8 @@ def forward_multipliers(model: nn.Module, found: Anatomy, example: Any = None) -
         logits = logits_of(call(model, guess_example(model) if example is None else example))
     for handle in handles:
         handle.remove()
-    return _branch_factors(seen["stream"], probes) | _logit_factor(model, found, logits, seen)
+    factors = _branch_factors(seen["stream"], probes) | _logit_factor(model, found, logits, seen)
+    return factors | _embedding_factors(model, found, seen["stream"])
 
 
 def zero_writers_(model: nn.Module, found: Anatomy) -> None:
@@ -71,7 +72,7 @@ def _keep(seen: dict[str, Tensor], key: str) -> Any:
 def _branch_factors(root: Tensor, probes: dict[str, Probe]) -> dict[str, float]:
     direction = torch.randn(root.shape, generator=torch.Generator().manual_seed(1))
     zeros = [p.zero for p in probes.values() if p.zero is not None]
-    grads = torch.autograd.grad((root * direction).sum(), zeros)
+    grads = torch.autograd.grad((root * direction).sum(), zeros, retain_graph=True)
     return {n: projection(g, direction) for n, g in zip(probes, grads, strict=True)}
 
 
@@ -88,6 +89,15 @@ def _logit_factor(model: nn.Module, found: Anatomy, logits: Tensor, seen: dict[s
         bias = type(module).forward(module, torch.zeros_like(given))
         product = type(module).forward(module, given) - bias
         return {found.readout.module: projection(logits - bias, product)}
+
+
+def _embedding_factors(model: nn.Module, found: Anatomy, root: Tensor) -> dict[str, float]:
+    """For tables that the model multiplies by sqrt(N): what is there beside that root."""
+    factors = {}
+    for site in found.embeddings:
+        (grad,) = torch.autograd.grad(root.sum(), [model.get_parameter(site.parameters[0])], retain_graph=True)
+        factors[str(site.module)] = grad.sum().item() / root.numel() / float(root.shape[-1]) ** 0.5
+    return factors
 
 
 def projection(value: Tensor, unit: Tensor) -> float:

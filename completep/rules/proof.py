@@ -19,6 +19,9 @@ TOLERANCE = 1e-4  # float32 rounding through a small model; a real leak is of or
 def randomise_(model: nn.Module, seed: int = 0) -> None:
     """Generic numbers everywhere, so that nothing is hidden by a zero or a one that a constructor put there."""
     generator = torch.Generator().manual_seed(seed)
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            module.padding_idx = None  # it would swallow gradients that the proof looks at
     with torch.no_grad():
         for p in model.parameters():
             noise = torch.randn(p.shape, generator=generator)
@@ -62,7 +65,13 @@ def nothing_else_writes(f: Findings, t: anatomy.Trace) -> None:
     root = t.inputs[f.stream_reader]
     if not others:
         return
-    grads = torch.autograd.grad(root.square().sum(), list(others.values()), allow_unused=True, retain_graph=True)
+    try:
+        grads = torch.autograd.grad(root.square().sum(), list(others.values()), allow_unused=True, retain_graph=True)
+    except RuntimeError as error:
+        raise UserError(
+            f"the backward pass fails on this model: {error}",
+            fix="make it trainable first (an in-place `x += f(x)` on the stream is a common reason)",
+        ) from error
     for (name, _), grad in zip(others.items(), grads, strict=True):
         if grad is not None and (size := grad.abs().max().item()) > TOLERANCE:
             raise leaked(name, size, f)

@@ -133,6 +133,7 @@ def _walk(
                 norms.append(leaf.site)
                 todo.append(t.inputs[leaf.site].grad_fn)
             else:
+                _refuse_outer_matrix(leaf, t)
                 entries.append(leaf)
     if not entries and not norms:
         culprit = next((w.site for w in writers if w.site and anatomy.is_norm(t.model.get_submodule(w.site))), None)
@@ -151,6 +152,15 @@ def _walk(
                 fix="an encoder–decoder or auxiliary stack has no rule here; parametrize the decoder alone",
             )
     return tuple(writers), tuple(entries), tuple(norms)
+
+
+def _refuse_outer_matrix(leaf: Leaf, t: Trace) -> None:
+    """A linear layer outside the blocks may read the input; one that reads activations has no rule."""
+    if leaf.site is not None and leaf.site in t.inputs and t.inputs[leaf.site].grad_fn is not None:
+        raise UserError(
+            f"'{leaf.site}' is a matrix outside the blocks that is neither input projection nor readout: there is no rule for it",
+            fix="build the model without it (for OPT: word_embed_proj_dim = hidden_size)",
+        )
 
 
 def _named_writers(found: list[Leaf], named: list[str], t: Trace) -> list[Leaf]:

@@ -299,7 +299,7 @@ def _fill(parameter: nn.Parameter, value: "Tensor | float") -> None:
 
 def _differences(theirs: Any, ours: Any, path: str = "") -> Iterator[str]:
     if isinstance(theirs, dict) and isinstance(ours, dict):
-        for key in sorted(theirs.keys() | ours.keys()):
+        for key in ours | theirs:
             yield from _differences(theirs.get(key), ours.get(key), f"{path}.{key}" if path else str(key))
     elif isinstance(theirs, float) and isinstance(ours, float):
         if not math.isclose(theirs, ours, rel_tol=1e-12):

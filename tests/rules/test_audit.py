@@ -1,0 +1,186 @@
+"""Somebody else's optimizer against the table: right ones pass, each known mistake is found and named."""
+
+import math
+
+import pytest
+import torch
+
+from completep import COMPLETEP, MUP, SP, Role, Shape, UserError, alpha, audit, parametrize
+from completep.model.gpt import gpt
+from tests.rules.training import VOCABULARY
+
+WIDTH, DEPTH, M_N, M_L = 64, 6, 2.0, 3.0
+
+
+def small(width=32, depth=2, **options):
+    return gpt(width, depth, VOCABULARY, head_size=16, **options)
+
+
+def theirs(rules=MUP, change=lambda groups, model: None, style="multiplier"):
+    """A model and optimizer that follow the rules, then one mistake made by hand."""
+    model = small(WIDTH, DEPTH)
+    scaling = parametrize(model, base=small, rules=rules, style=style).init_(0.05)
+    groups = [
+        {k: v for k, v in g.items() if k in ("params", "lr", "weight_decay", "eps")} | {"r": g["roles"]}
+        for g in scaling.param_groups(1e-2, weight_decay=0.1, eps=1e-10)
+    ]
+    change(groups, model)
+    return model, torch.optim.AdamW([{k: v for k, v in g.items() if k != "r"} for g in groups])
+
+
+@pytest.mark.parametrize("style", ["multiplier", "folded"])
+@pytest.mark.parametrize("rules", [SP, MUP, alpha(0.5), COMPLETEP], ids=lambda r: r.name)
+def test_what_follows_the_rules_passes_and_no_other_rules_do(rules, style):
+    model, optimizer = theirs(rules, style=style)
+    found = audit(model, optimizer, base=small, rules=rules)
+    assert found.passed, found.departures
+    assert found.tuned == pytest.approx({"lr": 1e-2, "weight_decay": 0.1, "eps": 1e-10, "std": 0.05}, rel=0.05)
+    for other in (SP, MUP, alpha(0.5), COMPLETEP):
+        assert audit(model, optimizer, base=small, rules=other).passed == (other.name == rules.name)
+
+
+def of(groups, *roles):
+    return [g for g in groups if set(g["r"]) & set(roles)]
+
+
+def one_eps(groups, model):
+    for g in groups:
+        g["eps"] = 1e-10 / M_N
+
+
+def unscaled_decay(groups, model):
+    for g in of(groups, "hidden weight"):
+        g["weight_decay"] = 0.1
+
+
+def gpt2_init(groups, model):
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attention.out.weight.mul_((2 * DEPTH) ** -0.5)
+            block.mlp.down.weight.mul_((2 * DEPTH) ** -0.5)
+
+
+def spectral_sgd(groups, model):
+    for g in list(of(groups, "hidden weight")):
+        groups.remove(g)
+        groups += [g | {"params": [p], "lr": 1e-2 * p.shape[0] / p.shape[1]} for p in g["params"]]
+
+
+def bias_lr(groups, model):
+    for g in of(groups, "hidden bias", "block norm"):
+        g["lr"] = 1e-2
+
+
+def hidden_lr_width(groups, model):
+    for g in of(groups, "hidden weight"):
+        g["lr"] *= M_N
+
+
+def decayed_norms(groups, model):
+    for g in groups:
+        g["weight_decay"] = g["weight_decay"] or 0.1
+
+
+def no_multiplier(groups, model):
+    model.set_multipliers(branch=1.0, logits=1 / M_N)
+
+
+def one_block(groups, model):
+    model.blocks[2].multiplier = 1.0
+
+
+MISTAKES = [
+    ("one global eps", COMPLETEP, one_eps, "eps", "one global eps", {"hidden weight", "hidden bias", "block norm"}),
+    ("wd not scaled", MUP, unscaled_decay, "weight_decay", "not scaled with width", {"hidden weight"}),
+    ("gpt-2 init", COMPLETEP, gpt2_init, "init", r"1/sqrt\(2L\)", {"hidden weight"}),
+    ("spectral", MUP, spectral_sgd, "lr", "spectral rule for SGD", {"hidden weight"}),
+    ("bias lr", alpha(0.5), bias_lr, "lr", "not scaled with depth", {"hidden bias", "block norm"}),
+    ("hidden lr", COMPLETEP, hidden_lr_width, "lr", "not scaled with width", {"hidden weight"}),
+    ("decayed norms", COMPLETEP, decayed_norms, "weight_decay", "norms are decayed", {"hidden bias", "block norm", "final norm"}),
+    ("no multiplier", COMPLETEP, no_multiplier, "multiplier", "does not have this multiplier", {"branch multiplier"}),
+    ("one block", COMPLETEP, one_block, "multiplier", "does not have this multiplier", {"branch multiplier"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rules", "mistake", "quantity", "cause", "roles"), [m[1:] for m in MISTAKES], ids=[m[0] for m in MISTAKES])
+def test_a_known_mistake_is_found_and_named(rules, mistake, quantity, cause, roles):
+    model, optimizer = theirs(rules, mistake)
+    found = audit(model, optimizer, base=small, rules=rules)
+    assert {d.quantity for d in found.departures} == {quantity}
+    assert {d.role for d in found.departures} == roles
+    for d in found.departures:
+        assert cause in d.cause.replace("\\", "") or cause.replace("\\", "") in d.cause
+        assert d.found == pytest.approx(d.expected * d.factor) or math.isinf(d.factor)
+
+
+def test_one_block_without_its_multiplier_is_named():
+    model, optimizer = theirs(COMPLETEP, one_block)
+    names = [d.name for d in audit(model, optimizer, base=small, rules=COMPLETEP).departures]
+    assert names == ["blocks.2.attention.out", "blocks.2.mlp.down"]
+
+
+def test_the_factor_says_by_how_much():
+    model, optimizer = theirs(MUP, unscaled_decay)
+    assert {round(d.factor, 9) for d in audit(model, optimizer, base=small, rules=MUP).departures} == {1 / M_N}
+
+
+def test_a_parameter_in_no_group_is_told():
+    model, _ = theirs(SP)
+    rest = [p for n, p in model.named_parameters() if n != "final_norm.bias"]
+    found = audit(model, torch.optim.AdamW(rest, lr=1e-2, weight_decay=0.0), base=Shape(32, 2), rules=SP, check_init=False)
+    assert [(d.name, d.quantity) for d in found.departures] == [("final_norm.bias", "optimizer")]
+
+
+def test_a_warm_up_that_has_begun_does_not_confuse():
+    model, optimizer = theirs(COMPLETEP)
+    torch.optim.lr_scheduler.LinearLR(optimizer, 0.01, 1.0, 10)
+    assert audit(model, optimizer, base=small).passed
+
+
+def test_trained_weights_need_no_init_check():
+    model, optimizer = theirs(COMPLETEP)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.3)
+    assert not audit(model, optimizer, base=small).passed
+    assert audit(model, optimizer, base=small, check_init=False).passed
+
+
+def test_meta_models_are_audited_but_for_their_forward_pass():
+    with torch.device("meta"):
+        model = small(WIDTH, DEPTH)
+    scaling = parametrize(model, base=small)
+    optimizer = torch.optim.AdamW(scaling.param_groups(1e-2, weight_decay=0.1, eps=1e-10))
+    found = audit(model, optimizer, base=small)
+    assert found.passed
+    assert "not checked" in found.notes[0]
+
+
+def test_base_values_that_cannot_be_read_off_are_asked_for():
+    model, _ = theirs(COMPLETEP)
+    hidden = [p for p in model.parameters() if p.dim() > 1 and p is not model.embedding.weight]
+    optimizer = torch.optim.AdamW([{"params": hidden, "weight_decay": 0.1}, {"params": [model.embedding.weight], "weight_decay": 0}])
+    with pytest.raises(UserError, match="cannot read off the base value"):
+        audit(model, optimizer, base=small)
+    with pytest.raises(UserError, match="no embedding is in the optimizer"):
+        audit(model, torch.optim.AdamW(hidden), base=small)
+    assert not audit(model, optimizer, base=small, weight_decay=0.1).passed
+
+
+def test_other_peoples_parameters_are_refused():
+    model, _ = theirs(COMPLETEP)
+    with pytest.raises(UserError, match="not in this model"):
+        audit(model, torch.optim.AdamW(small().parameters()), base=small)
+
+
+def test_unknown_optimizer_is_refused():
+    model, _ = theirs(COMPLETEP)
+    with pytest.raises(UserError, match="Adafactor"):
+        audit(model, torch.optim.Adafactor(model.parameters()), base=small)
+
+
+def test_roles_are_roles():
+    model, optimizer = theirs(COMPLETEP)
+    with pytest.raises(UserError, match="hidden"):
+        audit(model, optimizer, base=small, roles={"blocks.*": "hidden"})
+    assert Role("hidden weight") is Role.HIDDEN

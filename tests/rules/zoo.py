@@ -1,0 +1,205 @@
+"""Models as their authors wrote them, small and random: each is a function of width and depth."""
+
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+VOCABULARY = 61
+
+
+def huggingface(kind: str, **options):
+    """A causal LM of this family, as AutoModelForCausalLM builds it from a config."""
+
+    def build(width: int, depth: int) -> nn.Module:
+        import transformers
+
+        named = {k: v(width, depth) if callable(v) else v for k, v in options.items()}
+        special = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+        config = getattr(transformers, kind + "Config")(vocab_size=VOCABULARY, **special, **named)
+        return transformers.AutoModelForCausalLM.from_config(config)
+
+    return build
+
+
+LLAMA_LIKE = {
+    "hidden_size": lambda n, _: n,
+    "num_hidden_layers": lambda _, l: l,
+    "num_attention_heads": lambda n, _: n // 16,
+    "num_key_value_heads": lambda n, _: n // 32,
+    "intermediate_size": lambda n, _: 3 * n,
+    "head_dim": 16,
+}
+NEOX_LIKE = {k: v for k, v in LLAMA_LIKE.items() if k not in ("num_key_value_heads", "head_dim")}
+
+
+def gpt2(width, depth):
+    return huggingface("GPT2", n_embd=width, n_layer=depth, n_head=width // 16, n_positions=32)(width, depth)
+
+
+def opt(width, depth):
+    return huggingface(
+        "OPT", hidden_size=width, word_embed_proj_dim=width, num_hidden_layers=depth, num_attention_heads=width // 16,
+        ffn_dim=4 * width, max_position_embeddings=32,
+    )(width, depth)  # fmt: skip
+
+
+def bloom(width, depth):
+    return huggingface("Bloom", hidden_size=width, n_layer=depth, n_head=width // 16)(width, depth)
+
+
+def vision_packages():
+    """timm, with torchvision's Python; its compiled operators need a matching torch build and are only declared here."""
+    folder = Path(sys.prefix) / "vision"
+    if not (folder / "timm").is_dir():
+        pytest.skip(f"timm is not in {folder}; make test installs it")
+    if "timm" not in sys.modules:
+        library = torch.library.Library("torchvision", "FRAGMENT")
+        for name in ("nms", "qnms"):
+            if not hasattr(torch.ops.torchvision, name):
+                library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        vision_packages.library = library  # the declarations live as long as this does
+        sys.path.append(str(folder))
+        try:
+            import timm  # noqa: F401
+            import torchvision  # noqa: F401
+        finally:
+            sys.path.remove(str(folder))
+    return sys.modules["timm"], sys.modules["torchvision"]
+
+
+def timm_vit(width, depth):
+    timm, _ = vision_packages()
+    return timm.models.VisionTransformer(
+        img_size=16, patch_size=8, embed_dim=width, depth=depth, num_heads=width // 16, num_classes=10
+    )
+
+
+def torchvision_vit(width, depth):
+    _, torchvision = vision_packages()
+    return torchvision.models.VisionTransformer(16, 8, depth, width // 16, width, 4 * width, num_classes=10)
+
+
+class TorchEncoderLM(nn.Module):
+    """A plain nn.TransformerEncoder as a causal language model."""
+
+    def __init__(self, width, depth, norm_first=True):
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(VOCABULARY, width), nn.Embedding(32, width)
+        layer = nn.TransformerEncoderLayer(width, width // 16, 4 * width, 0.1, batch_first=True, norm_first=norm_first)
+        self.encoder = nn.TransformerEncoder(layer, depth, nn.LayerNorm(width), enable_nested_tensor=False)
+        self.head = nn.Linear(width, VOCABULARY)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        time = ids.shape[1]
+        mask = nn.Transformer.generate_square_subsequent_mask(time)
+        x = self.tokens(ids) + self.places(torch.arange(time))
+        return self.head(self.encoder(x, mask=mask, is_causal=True))
+
+
+class Squash(nn.Module):
+    """A norm that nobody else calls that way: RMS with a gain named g."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.g = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        return self.g * x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+
+
+class SquashNorm(Squash):
+    pass
+
+
+class Mixer(nn.Module):
+    """Bare parameters and einsum: no nn.Linear in sight."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.wander = nn.Parameter(torch.randn(width // 16, 16, width) / math.sqrt(width))
+        self.gather = nn.Parameter(torch.randn(width // 16, 16, width) / math.sqrt(width))
+
+    def forward(self, x):
+        h = torch.einsum("btn,hdn->bthd", x, self.wander)
+        h = h.cumsum(1) / torch.arange(1, x.shape[1] + 1)[:, None, None]
+        return torch.einsum("bthd,hdn->btn", h, self.gather)
+
+
+class Layer(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.calm_a, self.calm_b = SquashNorm(width), SquashNorm(width)
+        self.mixer = Mixer(width)
+        self.expand, self.shrink = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        x = x + self.mixer(self.calm_a(x))
+        return x + self.shrink(F.silu(self.expand(self.calm_b(x))))
+
+
+class Oddity(nn.Module):
+    """Unusual names throughout; blocks are attributes, the sum of each block stands in it."""
+
+    def __init__(self, width, depth):
+        super().__init__()
+        self.glyphs = nn.Embedding(VOCABULARY, width)
+        self.depth = depth
+        for i in range(depth):
+            self.add_module(f"storey{i}", Layer(width))
+        self.calm = SquashNorm(width)
+        self.speak = nn.Linear(width, VOCABULARY, bias=False)
+
+    def forward(self, ids):
+        x = self.glyphs(ids)
+        for i in range(self.depth):
+            x = self.get_submodule(f"storey{i}")(x)
+        return self.speak(self.calm(x))
+
+
+class OuterSum(nn.Module):
+    """The sum stands outside the blocks: x = x + block(x)."""
+
+    def __init__(self, width, depth):
+        super().__init__()
+        self.table = nn.Embedding(VOCABULARY, width)
+        self.branches = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+            for _ in range(depth)
+        )
+        self.norm, self.out = nn.LayerNorm(width), nn.Linear(width, VOCABULARY)
+
+    def forward(self, ids):
+        x = self.table(ids)
+        for branch in self.branches:
+            x = x + branch(x)
+        return self.out(self.norm(x))
+
+
+ODD_ROLES = {"storey*.mixer.*": "HIDDEN"}
+
+ZOO = {
+    "gpt2": gpt2,
+    "llama": huggingface("Llama", **LLAMA_LIKE),
+    "qwen3": huggingface("Qwen3", **LLAMA_LIKE),
+    "neox": huggingface("GPTNeoX", **NEOX_LIKE),
+    "neox-sequential": huggingface("GPTNeoX", use_parallel_residual=False, **NEOX_LIKE),
+    "opt": opt,
+    "gemma": huggingface("Gemma", **LLAMA_LIKE),
+    "gemma2": huggingface("Gemma2", **LLAMA_LIKE),
+    "gemma3": huggingface("Gemma3Text", **LLAMA_LIKE),
+    "olmo2": huggingface("Olmo2", **{k: v for k, v in LLAMA_LIKE.items() if k != "head_dim"}),
+    "phi": huggingface("Phi", **NEOX_LIKE),
+    "granite": huggingface("Granite", residual_multiplier=0.22, embedding_multiplier=12.0, logits_scaling=8.0, **NEOX_LIKE),
+    "bloom": bloom,
+    "mpt-alibi": huggingface("Mpt", d_model=lambda n, _: n, n_layers=lambda _, l: l, n_heads=lambda n, _: n // 16, max_seq_len=32),
+    "torch-encoder": TorchEncoderLM,
+    "timm-vit": timm_vit,
+    "torchvision-vit": torchvision_vit,
+    "oddity": Oddity,
+    "outer-sum": OuterSum,
+}  # fmt: skip
