@@ -21,7 +21,7 @@ lint: $(VENV)/.test
 	$(BIN)/mypy
 
 bench: $(VENV)/.test
-	$(BIN)/python benchmarks/multiplier_cost.py
+	$(BIN)/python benchmarks/rules_cost.py
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("completep needs Python 3.11 or newer; found %s: make PYTHON=python3.11 …" % sys.version.split()[0] if sys.version_info < (3, 11) else 0)'

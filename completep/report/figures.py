@@ -14,8 +14,7 @@ def coordinate_chart(frame: pl.DataFrame, verdicts: pl.DataFrame) -> alt.FacetCh
     """The paper's figure: one panel per parameterization, the size of the last stream over depth, a line per step."""
     order = verdicts["rules"].to_list()
     titles = {
-        r["rules"]: f"{r['rules']}: grows as L^{r['slope']:.2f} ({r['verdict']})"
-        for r in verdicts.iter_rows(named=True)
+        r["rules"]: f"{r['rules']}  ∝  L^{r['slope']:.2f}   {r['verdict']}" for r in verdicts.iter_rows(named=True)
     }
     shown = frame.with_columns(panel=pl.col("rules").replace_strict(titles))
     depths = sorted(frame["depth"].unique().to_list())

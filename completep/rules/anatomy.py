@@ -202,7 +202,7 @@ def find_readout(t: Trace) -> Readout:
                 bias = bare[0]
                 node = next(c for c in children if op(c) != "AccumulateGrad" and not _leads_to(c, bias, t))
                 continue
-        transparent = (passes(node) or SOFTCAP.search(op(node))) and len(children) == 1
+        transparent = (passes(node) or op(node) == "Add" or SOFTCAP.search(op(node))) and len(children) == 1
         if module is not None or not transparent:
             made = f"module '{site}' ({type(module).__name__})" if module is not None else f"operation {op(node)}"
             raise UserError(
@@ -320,21 +320,17 @@ NO_RULE = {
 }
 
 
+QUANTISED = re.compile(r"4bit|8bit|\.quantized\.|bitsandbytes|gptq|\bawq\b", re.I)
+
+
 def refuse_what_has_no_rule(model: nn.Module) -> None:
     names = [name for name, _ in model.named_parameters()]
-    modules = {name: type(module).__name__ for name, module in model.named_modules()}
+    classes = {name: f"{type(m).__module__}.{type(m).__qualname__}" for name, m in model.named_modules()}
     for what, (pattern, fix) in NO_RULE.items():
-        hits = [n for n in names if pattern.search(n)] or [
-            n for n, kind in modules.items() if "moe" in kind.lower() and "experts" in what
-        ]
-        if hits:
+        if hits := [n for n in names if pattern.search(n)]:
             raise UserError(f"this model has {what}: {some(hits)}", fix=fix)
     quantised = [f"{n} ({p.dtype})" for n, p in model.named_parameters() if not p.is_floating_point()]
-    quantised += [
-        n
-        for n, kind in modules.items()
-        if re.search(r"4bit|8bit|quantized|quantised", kind, re.I) and "NonDynamically" not in kind
-    ]
+    quantised += [f"{n} ({c})" for n, c in classes.items() if QUANTISED.search(c)]
     if quantised:
         raise UserError(
             f"this model is quantised: {some(quantised)}",

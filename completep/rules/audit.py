@@ -78,7 +78,8 @@ def audit(
     )
     settings = settings_of(scaling, optimizer)
     given = {"lr": lr, "weight_decay": weight_decay, "eps": eps, "std": std}
-    lacking, wrong, notes = missing_multipliers(scaling, base, example)
+    with torch.device("cpu"):
+        lacking, wrong, notes = missing_multipliers(scaling, base, example)
 
     def departures_with(folds: Mapping[str, float]) -> tuple[dict[str, float], list[Departure]]:
         tuned = read_off(scaling, settings, optimizer, given, check_init, folds)

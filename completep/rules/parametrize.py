@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from completep.config import Shape
@@ -70,8 +71,9 @@ def resolve(
     refuse_sharing(model)
     shape, factory = (base, None) if isinstance(base, Shape) else (None, base)
     base_model = _build_base(factory) if factory is not None else None
-    body = choose_specimen(model, base_model, factory, specimen)
-    found = examine(body, example=example, patterns=roles, writers=writers)
+    with torch.device("cpu"):  # the user may be inside `with torch.device("meta")`; the proof needs numbers
+        body = choose_specimen(model, base_model, factory, specimen)
+        found = examine(body, example=example, patterns=roles, writers=writers)
     shapes, base_shapes = shapes_of(model), None
     check_names(shapes, set(found.parts), found, "the model", "the specimen that was examined")
     if base_model is not None:
@@ -94,16 +96,16 @@ def _check_arguments(rules: Any, roles: Any) -> None:
 
 
 def _build_base(factory: Any) -> nn.Module:
-    if not callable(factory):
+    if not callable(factory) or isinstance(factory, nn.Module):
         raise UserError(
-            f"base={factory!r} is neither a factory nor a Shape",
+            f"base is a {type(factory).__name__}, neither a factory nor a Shape",
             fix="base=lambda: MyModel(width=256, depth=2), or base=Shape(256, 2)",
         )
     try:
         return build(factory, "meta")
-    except UserError:
-        raise
-    except Exception:  # some constructors compute on their tensors; then build it for real
+    except (
+        Exception
+    ):  # some constructors compute on their tensors; then build it for real, and let that fail if it must
         return build(factory, "cpu")
 
 
@@ -114,13 +116,15 @@ def shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
 def check_names(shapes: "dict[str, tuple[int, ...]]", expected: set[str], found: Anatomy, this: str, that: str) -> None:
     """The same parts at another size: nothing may be missing or new."""
     templates = {found.template(name) for name in shapes}
-    for stack in found.stacks:
-        if not stack.depth(list(shapes)):
-            raise UserError(
-                f"{this} has zero layers: no parameter is named {stack.stem}<number>…",
-                fix="a base needs at least one block",
-            )
     missing, extra = sorted(expected - templates), sorted(templates - expected)
+    if (
+        missing
+        and not extra
+        and all("*" in name for name in missing)
+        and not any(s.depth(list(shapes)) for s in found.stacks)
+    ):
+        stems = ", ".join(f"{s.stem}<number>" for s in found.stacks)
+        raise UserError(f"{this} has zero layers: no parameter is named {stems}…", fix="it needs at least one block")
     if missing or extra:
         told = [f"only in {that}: {some(missing)}"] * bool(missing) + [f"only in {this}: {some(extra)}"] * bool(extra)
         raise UserError(

@@ -117,8 +117,8 @@ class Scaling:
         if r.role not in RANDOM:
             return self._c(r) * (r.part.start + r.part.offset) - r.part.offset
         digest = hashlib.sha256(f"{seed}/{r.name}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
-        noise = torch.randn(r.shape, generator=generator)
+        generator = torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8]) >> 1)
+        noise = torch.randn(r.shape, generator=generator, device="cpu")
         noise = noise.double() if parameter.dtype == torch.float64 else noise
         return noise.mul_(std * self._factors(r).init_std)
 

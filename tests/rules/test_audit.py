@@ -102,7 +102,9 @@ MISTAKES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("rules", "mistake", "quantity", "cause", "roles"), [m[1:] for m in MISTAKES], ids=[m[0] for m in MISTAKES])
+@pytest.mark.parametrize(
+    ("rules", "mistake", "quantity", "cause", "roles"), [m[1:] for m in MISTAKES], ids=[m[0] for m in MISTAKES]
+)
 def test_a_known_mistake_is_found_and_named(rules, mistake, quantity, cause, roles):
     model, optimizer = theirs(rules, mistake)
     found = audit(model, optimizer, base=small, rules=rules)
@@ -127,7 +129,9 @@ def test_the_factor_says_by_how_much():
 def test_a_parameter_in_no_group_is_told():
     model, _ = theirs(SP)
     rest = [p for n, p in model.named_parameters() if n != "final_norm.bias"]
-    found = audit(model, torch.optim.AdamW(rest, lr=1e-2, weight_decay=0.0), base=Shape(32, 2), rules=SP, check_init=False)
+    found = audit(
+        model, torch.optim.AdamW(rest, lr=1e-2, weight_decay=0.0), base=Shape(32, 2), rules=SP, check_init=False
+    )
     assert [(d.name, d.quantity) for d in found.departures] == [("final_norm.bias", "optimizer")]
 
 
@@ -159,7 +163,9 @@ def test_meta_models_are_audited_but_for_their_forward_pass():
 def test_base_values_that_cannot_be_read_off_are_asked_for():
     model, _ = theirs(COMPLETEP)
     hidden = [p for p in model.parameters() if p.dim() > 1 and p is not model.embedding.weight]
-    optimizer = torch.optim.AdamW([{"params": hidden, "weight_decay": 0.1}, {"params": [model.embedding.weight], "weight_decay": 0}])
+    optimizer = torch.optim.AdamW(
+        [{"params": hidden, "weight_decay": 0.1}, {"params": [model.embedding.weight], "weight_decay": 0}]
+    )
     with pytest.raises(UserError, match="cannot read off the base value"):
         audit(model, optimizer, base=small)
     with pytest.raises(UserError, match="no embedding is in the optimizer"):

@@ -142,12 +142,12 @@ def test_unknown_parameters_are_all_listed_with_a_way_out():
 @pytest.mark.parametrize(
     ("build", "reason"),
     [
-        (lambda n, l: TorchEncoderLM(n, l, norm_first=False), "post-LN.*norm2"),
-        (huggingface("Bert", hidden_size=lambda n, _: n, num_hidden_layers=lambda _, l: l, num_attention_heads=2,
+        (lambda n, depth: TorchEncoderLM(n, depth, norm_first=False), "post-LN.*norm2"),
+        (huggingface("Bert", hidden_size=lambda n, _: n, num_hidden_layers=lambda _, depth: depth, num_attention_heads=2,
                      intermediate_size=64, is_decoder=True), "cls.predictions.transform"),
-        (huggingface("Mixtral", hidden_size=lambda n, _: n, num_hidden_layers=lambda _, l: l, num_attention_heads=2,
+        (huggingface("Mixtral", hidden_size=lambda n, _: n, num_hidden_layers=lambda _, depth: depth, num_attention_heads=2,
                      num_key_value_heads=2, intermediate_size=64, num_local_experts=2), "mixture of experts"),
-        (huggingface("OPT", hidden_size=lambda n, _: n, word_embed_proj_dim=16, num_hidden_layers=lambda _, l: l,
+        (huggingface("OPT", hidden_size=lambda n, _: n, word_embed_proj_dim=16, num_hidden_layers=lambda _, depth: depth,
                      num_attention_heads=2, ffn_dim=64, max_position_embeddings=32), "project_(in|out)' is a matrix outside"),
     ],
     ids=["post-ln", "bert", "mixtral", "factorised-embedding"],

@@ -28,7 +28,7 @@ def huggingface(kind: str, **options):
 
 LLAMA_LIKE = {
     "hidden_size": lambda n, _: n,
-    "num_hidden_layers": lambda _, l: l,
+    "num_hidden_layers": lambda _, depth: depth,
     "num_attention_heads": lambda n, _: n // 16,
     "num_key_value_heads": lambda n, _: n // 32,
     "intermediate_size": lambda n, _: 3 * n,
@@ -196,7 +196,7 @@ ZOO = {
     "phi": huggingface("Phi", **NEOX_LIKE),
     "granite": huggingface("Granite", residual_multiplier=0.22, embedding_multiplier=12.0, logits_scaling=8.0, **NEOX_LIKE),
     "bloom": bloom,
-    "mpt-alibi": huggingface("Mpt", d_model=lambda n, _: n, n_layers=lambda _, l: l, n_heads=lambda n, _: n // 16, max_seq_len=32),
+    "mpt-alibi": huggingface("Mpt", d_model=lambda n, _: n, n_layers=lambda _, depth: depth, n_heads=lambda n, _: n // 16, max_seq_len=32),
     "torch-encoder": TorchEncoderLM,
     "timm-vit": timm_vit,
     "torchvision-vit": torchvision_vit,

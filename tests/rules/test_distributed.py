@@ -1,0 +1,35 @@
+"""DDP and FSDP2 over two real processes: the same weights, losses and clipped norms as one process alone."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(how, style, ranks, path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command += ["-m", "tests.rules.distributed_worker", how, style, str(path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(path.read_text())
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    return run("ddp", "multiplier", 1, tmp_path_factory.mktemp("one") / "out.json")
+
+
+@pytest.mark.parametrize("style", ["multiplier", "folded"])
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+def test_two_ranks_are_one(how, style, alone, tmp_path):
+    two = run(how, style, 2, tmp_path / "out.json")
+    if style == "multiplier":
+        assert two["first"] == pytest.approx(alone["first"], rel=1e-6, abs=1e-6)
+    assert two["losses"] == pytest.approx(alone["losses"], rel=1e-5)
+    assert two["norms"] == pytest.approx(alone["norms"], rel=1e-4)
+    assert alone["losses"][0] != alone["losses"][-1]

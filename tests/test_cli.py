@@ -1,0 +1,155 @@
+"""The command line as a user types it: exit codes, JSON, files, and errors without a traceback."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from completep.cli import main
+
+MODEL = """
+import torch
+from completep import COMPLETEP, parametrize
+from completep.model.gpt import gpt
+
+def model(width=32, depth=2):
+    return gpt(width, depth, 61, head_size=16)
+
+def plain(width=32, depth=2):
+    m = model(width, depth)
+    return m, torch.optim.AdamW(m.parameters(), lr=1e-3, weight_decay=0.1)
+
+def right(width=32, depth=2):
+    m = model(width, depth)
+    scaling = parametrize(m, base=model).init_(0.02)
+    return m, torch.optim.AdamW(scaling.param_groups(1e-3, weight_decay=0.1))
+
+def explodes(width=32, depth=2):
+    raise RuntimeError("no GPU for you")
+
+NUMBER = 3
+"""
+SIZES = ["--args", "width=64", "depth=6", "--base", "width=32", "depth=2"]
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "theirs.py"
+    path.write_text(MODEL)
+    return path
+
+
+def test_explain_prints_a_table(file, capsys):
+    assert main(["explain", f"{file}:model", *SIZES, "--lr", "0.01"]) == 0
+    out = capsys.readouterr().out
+    assert "blocks.*.mlp.down.weight" in out
+    assert "hidden weight" in out
+    assert "0.005" in out
+
+
+def test_explain_json_and_page(file, capsys, tmp_path):
+    page = tmp_path / "new" / "page.html"
+    assert (
+        main(
+            [
+                "explain",
+                f"{file}:model",
+                *SIZES,
+                "--json",
+                "--rules",
+                "alpha=0.5",
+                "--style",
+                "folded",
+                "--html",
+                str(page),
+            ]
+        )
+        == 0
+    )
+    data = json.loads(capsys.readouterr().out)
+    assert data["rules"] == "alpha=0.5"
+    assert data["style"] == "folded"
+    assert len(data["parameters"]) == 6 * 12 + 4
+    assert page.read_text().startswith("<!doctype html>")
+    assert main(["explain", f"{file}:model", *SIZES, "--html", str(page)]) == 2
+    assert "exists already" in capsys.readouterr().err
+
+
+def test_explain_with_a_base_shape(file, capsys):
+    assert main(["explain", f"{file}:model", "--args", "width=64", "depth=6", "--base-shape", "32", "2", "--json"]) == 0
+    by_shape = json.loads(capsys.readouterr().out)
+    assert main(["explain", f"{file}:model", *SIZES, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == by_shape
+
+
+def test_audit_exit_codes(file, capsys):
+    assert main(["audit", f"{file}:right", *SIZES]) == 0
+    assert "PASS" in capsys.readouterr().out
+    assert main(["audit", f"{file}:plain", *SIZES]) == 1
+    out = capsys.readouterr().out
+    assert "FAIL" in out
+    assert "one global eps" in out
+    assert main(["audit", f"{file}:plain", *SIZES, "--json"]) == 1
+    data = json.loads(capsys.readouterr().out)
+    assert data["passed"] is False
+    assert {"name", "role", "quantity", "expected", "found", "factor", "cause"} <= data["departures"][0].keys()
+
+
+def test_demo_runs_and_keeps_its_files_apart(tmp_path, capsys):
+    words = ["demo", "--depths", "2", "8", "--out", str(tmp_path), "--json"]
+    assert main(words) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert main([*words, "--seed", "1"]) == 0
+    second = json.loads(capsys.readouterr().out)
+    assert first["rows"] != second["rows"]
+    for result in (first, second):
+        verdict = {v["rules"]: v["verdict"] for v in result["verdicts"]}
+        assert verdict == {"muP": "FAIL", "alpha=0.5": "PASS", "CompleteP": "PASS"}
+    assert len({*first["files"], *second["files"]}) == 8
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["explain", "nocolon", *SIZES], "'nocolon' names no factory"),
+        (["explain", "no.such.module:f", *SIZES], "cannot import no.such.module"),
+        (["explain", "missing.py:f", *SIZES], "there is no file missing.py"),
+        (["explain", "{file}:nothing", *SIZES], "has no callable 'nothing'"),
+        (["explain", "{file}:NUMBER", *SIZES], "has no callable 'NUMBER'"),
+        (["explain", "{file}:model"], "no base given"),
+        (["explain", "{file}:model", "--base", "width"], "'width' is not an argument"),
+        (["explain", "{file}:model", "--base", "widht=3"], "unexpected keyword argument 'widht'"),
+        (["explain", "{file}:model", *SIZES, "--rules", "mu-p"], "no rules named 'mu-p'"),
+        (["explain", "{file}:model", *SIZES, "--rules", "alpha=2"], "alpha must lie in"),
+        (["explain", "{file}:explodes", *SIZES], "RuntimeError: no GPU for you"),
+        (["explain", "{file}:plain", *SIZES], "returned tuple, not an nn.Module"),
+        (["audit", "{file}:model", *SIZES], "let it return (model, optimizer)"),
+        (["demo", "--depths", "2"], "two different depths"),
+        (["demo", "--depths", "0", "2"], "of at least 1"),
+        (["demo", "--depths", "1", "2", "--out", "/proc/nowhere"], "cannot create"),
+    ],
+)
+def test_mistakes_are_told_without_a_traceback(file, capsys, words, message):
+    assert main([w.replace("{file}", str(file)) for w in words]) == 2
+    printed = capsys.readouterr()
+    told = " ".join(printed.err.split())
+    assert message in told
+    assert "fix:" in told
+    assert "Traceback" not in told
+    assert not printed.out
+
+
+def test_help_shows_an_example_for_every_command():
+    from completep.cli import COMMANDS
+
+    for name, command in COMMANDS.items():
+        assert f"Example: completep {name}" in command.__doc__
+        done = subprocess.run([sys.executable, "-m", "completep", name, "--help"], capture_output=True, text=True)
+        assert done.returncode == 0
+        assert "Example:" in done.stdout
+
+
+def test_version():
+    done = subprocess.run([sys.executable, "-m", "completep", "--version"], capture_output=True, text=True)
+    assert done.stdout.startswith("completep 0.")

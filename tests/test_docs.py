@@ -1,0 +1,76 @@
+"""Every command and every piece of Python in the README and the docs is run."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from completep.cli import main
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "CONTRIBUTING.md"]
+
+
+def blocks(page, language):
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.S)
+
+
+COMMANDS = [
+    line.split("#")[0].strip() for page in PAGES for block in blocks(page, "console") for line in block.splitlines()
+]
+EXAMPLE = re.findall(r"^ *(completep .*|python .*)$", (ROOT / "examples" / "own_model.py").read_text(), re.M)
+
+
+def test_there_is_something_to_check():
+    assert {c.split()[0] for c in COMMANDS} == {"make", "completep"}
+    assert len(EXAMPLE) == 3
+
+
+@pytest.mark.parametrize("command", [c for c in [*COMMANDS, *EXAMPLE] if c.startswith("completep")])
+def test_commands_run(command, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    assert main(shlex.split(command)[1:]) == 0
+    assert capsys.readouterr().out
+
+
+def test_make_targets_exist():
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
+    used = {w for page in PAGES for w in re.findall(r"\bmake ([a-z]+)", page.read_text().replace("and make;", ""))}
+    assert {"demo", "test"} <= used <= targets
+
+
+def test_the_example_runs(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(ROOT))
+    from examples import own_model
+
+    own_model.main()
+    losses = [float(x) for x in re.findall(r"loss ([\d.]+)", capsys.readouterr().out)]
+    assert losses[-1] < losses[0] - 0.5
+
+
+def test_readme_python_runs(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    scope = {}
+    code = [
+        b.replace("width=1024, depth=48", "width=128, depth=4").replace("width=256", "width=64")
+        for b in blocks(ROOT / "README.md", "python")
+    ]
+    assert len(code) == 2
+    exec(code[0], scope)
+    ids = __import__("torch").arange(16)[None]
+    scope["model"](ids).logsumexp(-1).sum().backward()
+    exec(code[1], scope)
+    assert scope["scaling"].style == "folded"
+    for block in blocks(ROOT / "docs" / "rules.md", "python"):
+        exec(block, scope)
+
+
+def test_links_inside_the_project_lead_somewhere():
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)#:]+)(?:#[\w-]+)?\)", page.read_text()):
+            assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_the_changelog_knows_this_version():
+    assert "Unreleased" in (ROOT / "CHANGELOG.md").read_text()
