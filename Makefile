@@ -34,7 +34,7 @@ $(VENV)/.core: $(BIN)/python pyproject.toml constraints.txt
 $(VENV)/.test: $(VENV)/.core
 	$(PIP) --editable '.[test]'
 	# torchvision's compiled part wants the exact torch build; kept apart so that nothing else imports it.
-	$(PIP) --no-deps --upgrade --target $(VENV)/vision timm torchvision
+	$(PIP) --no-deps --upgrade --target $(VENV)/vision timm torchvision pillow
 	touch $@
 
 clean:
