@@ -159,6 +159,100 @@ def audit(
     return 0 if found.passed else 1
 
 
+def plan(
+    params: str | None = None,
+    flops: str | None = None,
+    width: int | None = None,
+    depth: int | None = None,
+    gpu_hours: str | None = None,
+    device: str = "h100",
+    mfu: float = 0.4,
+    max_width: int | None = None,
+    max_depth: int | None = None,
+    head_size: int = 64,
+    vocabulary: int = 50257,
+    sequence: int = 2048,
+    tpp: float = 20.0,
+    tokens: str | None = None,
+    batch: int | None = None,
+    rules: RulesName = "completep",
+    base_shape: tuple[int, int] = (256, 2),
+    lr: float = 2**-8,
+    std: float = 0.02,
+    tau: float = 0.1407,
+    from_: Annotated[Path | None, arg(name="from")] = None,
+    law: Literal["paper", "completed"] = "paper",
+    horizon_exponent: float = 0.5,
+    ranks: int = 1,
+    micro_batch: int = 1,
+    run: Path | None = None,
+    json: bool = False,
+) -> int:
+    """From a budget or a size to a run: shape, tokens, batch, steps, learning rates, weight decay, FLOPs, memory.
+
+    Say the size one way: --params, --flops, --gpu-hours, or --width and --depth.
+
+    Example: completep plan --params 1.5B --max-depth 48 --ranks 8
+
+    Args:
+        params: non-embedding parameters, as 300M or 1.5B.
+        flops: training budget, as 4e20.
+        width: width N, with --depth.
+        depth: depth L, with --width.
+        gpu_hours: training budget in device hours, with --device and --mfu.
+        device: name (h100, a100, …) or peak FLOP/s (989e12).
+        mfu: share of the peak that training reaches.
+        max_width: widest model that fits, for memory.
+        max_depth: deepest model that is fast enough, for latency.
+        head_size: of every attention head.
+        vocabulary: tokens in the vocabulary.
+        sequence: tokens per sequence.
+        tpp: tokens per parameter.
+        tokens: tokens to train on, instead of --tpp.
+        batch: sequences per step, instead of the batch law.
+        base_shape: width and depth of the base that was tuned.
+        lr: tuned base learning rate.
+        std: tuned base init standard deviation.
+        tau: weight-decay timescale, 1 / (lr · weight decay · steps).
+        from_: a tuned run.json to carry over to the larger target.
+        law: with --from: how batch and duration transfer (the paper's laws, or Complete(d)P's).
+        horizon_exponent: with --law completed; published values are 0.28 to 0.5.
+        ranks: devices that share the state (FSDP2).
+        micro_batch: sequences per device and pass, for the memory estimate.
+        run: write the run here, for `completep train`.
+        json: print JSON.
+    """
+    from completep.compute import plan as planner
+    from completep.compute.memory import memory
+    from completep.config import to_json
+    from completep.files import write_new
+    from completep.report.plan_view import plan_json, plan_tables
+
+    request = planner.Request(
+        params=params, flops=flops, width=width, depth=depth, gpu_hours=gpu_hours, device=device, mfu=mfu, max_width=max_width,
+        max_depth=max_depth, head_size=head_size, vocabulary=vocabulary, sequence=sequence, tpp=tpp, tokens=tokens, batch=batch,
+        rules=rules, base=Shape(*base_shape), lr=lr, std=std, tau=tau, tuned=_read_run(from_), law=law, horizon_exponent=horizon_exponent,
+    )  # fmt: skip
+    found = planner.answer(request)
+    chosen = rules_named(found.run.rules)
+    needed = memory(found.run.model, sequence=found.run.sequence, micro_batch=micro_batch, ranks=ranks)
+    if run is not None:
+        write_new(run, to_json(found.run))
+    if json:
+        _print_json(plan_json(found, chosen, needed))
+    else:
+        for part in plan_tables(found, chosen, needed, ranks, micro_batch):
+            console().print(part)
+    return 0
+
+
+def _read_run(path: Path | None) -> Any:
+    from completep.config import run_from_json
+    from completep.files import read_text
+
+    return None if path is None else run_from_json(read_text(path), str(path))
+
+
 def demo(
     depths: tuple[int, ...] = (2, 4, 8, 16, 32), seed: int = 0, out: Path = Path("runs"), json: bool = False
 ) -> int:
@@ -227,7 +321,7 @@ def _print_json(value: Any) -> None:
 
 
 KINDS: tuple[Literal["html", "svg", "png"], ...] = ("html", "svg", "png")
-COMMANDS: dict[str, Callable[..., int]] = {"demo": demo, "explain": explain, "audit": audit}
+COMMANDS: dict[str, Callable[..., int]] = {"demo": demo, "explain": explain, "audit": audit, "plan": plan}
 
 
 def main(words: list[str] | None = None) -> int:

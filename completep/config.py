@@ -1,6 +1,8 @@
 """What a run is made of, as frozen dataclasses."""
 
+import json
 from dataclasses import dataclass
+from typing import Literal
 
 from completep.errors import UserError
 
@@ -19,3 +21,144 @@ class Shape:
                     f"Shape({name}={value!r}): must be a whole number of at least 1",
                     fix=f"give the base model's {name}",
                 )
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """The paper's model by default; every option keeps to the same rules."""
+
+    width: int = 256
+    depth: int = 2
+    vocabulary: int = 50257
+    head_size: int = 64
+    positions: Literal["alibi", "rotary", "learned", "none"] = "alibi"
+    context: int = 2048  # only learned positions are bound to it
+    activation: Literal["relu2", "gelu", "swiglu"] = "relu2"
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
+    bias: bool = True
+    qk_norm: bool = False
+    tied: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("width", "depth", "vocabulary", "head_size", "context"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise UserError(
+                    f"{name}={getattr(self, name)!r}: must be a whole number of at least 1", fix=f"give a {name}"
+                )
+        if self.width % self.head_size:
+            raise UserError(
+                f"width {self.width} is not a multiple of the head size {self.head_size}",
+                fix=f"use a width like {self.head_size * max(1, round(self.width / self.head_size))}",
+            )
+        choices = {
+            "positions": ("alibi", "rotary", "learned", "none"),
+            "activation": ("relu2", "gelu", "swiglu"),
+            "norm": ("layernorm", "rmsnorm"),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise UserError(f"{name}={getattr(self, name)!r}", fix="use one of " + ", ".join(allowed))
+
+    @property
+    def heads(self) -> int:
+        return self.width // self.head_size
+
+    @property
+    def feed_forward(self) -> int:
+        return 4 * self.width
+
+
+@dataclass(frozen=True)
+class Hyperparameters:
+    """The tuned numbers, as they are at the base; the rules say what becomes of them at another size."""
+
+    lr: float
+    std: float
+    weight_decay: float = 0.0
+    eps: float = 1e-16
+    beta1: float = 0.9
+    beta2: float = 0.95
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "std", "weight_decay", "eps"):
+            value = getattr(self, name)
+            if not (isinstance(value, (int, float)) and 0 <= value < float("inf")):
+                raise UserError(f"{name}={value!r}: must be a number of at least 0", fix=f"give a finite {name}")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UserError(
+                    f"{name}={getattr(self, name)!r}: must lie in [0, 1)", fix="the paper uses 0.9 and 0.95"
+                )
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Linear warm-up, then linear decay to zero at the last step."""
+
+    steps: int
+    warmup: int
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or not 0 <= self.warmup <= self.steps:
+            raise UserError(
+                f"a schedule of {self.steps} steps with {self.warmup} of warm-up",
+                fix="give at least one step, and no longer a warm-up",
+            )
+
+
+@dataclass(frozen=True)
+class Run:
+    """All that determines a training run's result."""
+
+    model: GPTConfig
+    hyperparameters: Hyperparameters
+    schedule: Schedule
+    batch: int  # sequences per step
+    sequence: int  # tokens per sequence
+    rules: str = "completep"
+    base: Shape = Shape(256, 2)
+    style: Literal["multiplier", "folded"] = "multiplier"
+    seed: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return self.schedule.steps * self.batch * self.sequence
+
+
+def to_json(value: object) -> str:
+    import cattrs
+
+    return json.dumps(cattrs.unstructure(value), indent=2) + "\n"
+
+
+def run_from_json(text: str, name: str = "run.json") -> Run:
+    """A run as written by `to_json`; an unknown, missing or ill-typed field is an error that names it."""
+    import cattrs
+
+    converter = cattrs.Converter(forbid_extra_keys=True)
+    for kind in (int, float, str, bool):
+        converter.register_structure_hook(kind, _exactly)
+    try:
+        return converter.structure(json.loads(text), Run)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{name} is not JSON: {error}", fix="write it with `completep plan --run FILE`") from error
+    except (cattrs.BaseValidationError, cattrs.ForbiddenExtraKeysError) as error:
+        told = "; ".join(line.removesuffix(" @ $") for line in cattrs.transform_error(error, "$", _told))
+        raise UserError(f"{name}: {told}", fix="write it with `completep plan --run FILE`") from error
+
+
+def _told(error: BaseException, kind: type | None) -> str:
+    """What one field's error says, in the user's words."""
+    from cattrs.v import format_exception
+
+    if isinstance(error, UserError):
+        return error.what
+    return str(error) if isinstance(error, ValueError) else format_exception(error, kind)
+
+
+def _exactly(value: object, kind: type) -> object:
+    """No silent conversions: "3" is not 3, and True is not 1."""
+    wanted = (int, float) if kind is float else kind
+    if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):
+        raise ValueError(f"{value!r} is not of type {kind.__name__}")
+    return float(value) if kind is float else value  # type: ignore[arg-type]

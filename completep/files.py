@@ -1,4 +1,4 @@
-"""The one place that writes files: beside and renamed, and never over a result that is there."""
+"""The one place that reads and writes files: beside and renamed, and never over a result that is there."""
 
 import os
 import time
@@ -43,3 +43,12 @@ def fresh_folder(parent: Path, name: str) -> Path:
                 f"cannot create {folder}: {error.strerror}", fix="choose a folder that you can write to"
             ) from error
     raise UserError(f"no free folder name under {parent}", fix="move old results away")
+
+
+def read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}", fix="check the name") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not text: {error}", fix="check the name") from error

@@ -74,3 +74,12 @@ def test_links_inside_the_project_lead_somewhere():
 
 def test_the_changelog_knows_this_version():
     assert "Unreleased" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_page_of_numbers_is_what_the_code_computes(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import paper_numbers
+
+    page = (ROOT / "docs" / "paper-numbers.md").read_text()
+    assert page == paper_numbers.page()
+    assert "printed " not in page.split("## The size table")[1].split("## Savings")[0].split("\n\n", 2)[2]

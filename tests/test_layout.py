@@ -8,7 +8,21 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "completep"
 FLOW = [
-    *("errors", "config", "files", "load", "rules", "model", "compute", "data", "train", "measure", "study"),
+    *(
+        "errors",
+        "config",
+        "units",
+        "paper",
+        "files",
+        "load",
+        "rules",
+        "model",
+        "compute",
+        "data",
+        "train",
+        "measure",
+        "study",
+    ),
     *("report", "integrations", "cli", "__main__"),
 ]
 FILES = sorted(PACKAGE.rglob("*.py"))

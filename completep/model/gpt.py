@@ -5,59 +5,12 @@ It knows multipliers, not exponents: `set_multipliers` takes two numbers, the ru
 Shapes: B batch, T time, N width, H heads, D head size, F feed-forward width, V vocabulary.
 """
 
-from dataclasses import dataclass
-from typing import Literal
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from completep.config import GPTConfig
 from completep.errors import UserError
-
-
-@dataclass(frozen=True)
-class GPTConfig:
-    """The paper's model by default; every option keeps to the same rules."""
-
-    width: int = 256
-    depth: int = 2
-    vocabulary: int = 50257
-    head_size: int = 64
-    positions: Literal["alibi", "rotary", "learned", "none"] = "alibi"
-    context: int = 2048  # only learned positions are bound to it
-    activation: Literal["relu2", "gelu", "swiglu"] = "relu2"
-    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
-    bias: bool = True
-    qk_norm: bool = False
-    tied: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("width", "depth", "vocabulary", "head_size", "context"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise UserError(
-                    f"{name}={getattr(self, name)!r}: must be a whole number of at least 1", fix=f"give a {name}"
-                )
-        if self.width % self.head_size:
-            raise UserError(
-                f"width {self.width} is not a multiple of the head size {self.head_size}",
-                fix=f"use a width like {self.head_size * max(1, round(self.width / self.head_size))}",
-            )
-        choices = {
-            "positions": ("alibi", "rotary", "learned", "none"),
-            "activation": ("relu2", "gelu", "swiglu"),
-            "norm": ("layernorm", "rmsnorm"),
-        }
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise UserError(f"{name}={getattr(self, name)!r}", fix="use one of " + ", ".join(allowed))
-
-    @property
-    def heads(self) -> int:
-        return self.width // self.head_size
-
-    @property
-    def feed_forward(self) -> int:
-        return 4 * self.width
 
 
 def norm(config: GPTConfig, size: int) -> nn.Module:

@@ -290,3 +290,33 @@ class Folded:
         if column is Column.SGD:  # its step is the gradient, which shrinks by c as the weight grows by c
             return Folded(lr=c * c, weight_decay=1 / (c * c), eps=1.0)
         return Folded(lr=c, weight_decay=1 / c, eps=1 / c)
+
+
+@dataclass(frozen=True)
+class Horizon:
+    """Transfer over batch and duration, m_S = steps / base steps (Complete(d)P, arXiv 2512.22382). Opt-in.
+
+    Published exponents range from 0.28 to 0.5; it is a setting.
+    """
+
+    exponent: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.exponent <= 1:
+            raise UserError(
+                f"horizon exponent {self.exponent!r}: must lie in [0, 1]", fix="published values are 0.28 to 0.5"
+            )
+
+    def lr(self, m_S: float) -> float:
+        return float(m_S**-self.exponent)
+
+    def weight_decay(self, m_S: float) -> float:
+        return float(m_S**-self.exponent)
+
+    def eps(self, m_S: float) -> float:
+        return float(m_S**self.exponent)
+
+    @staticmethod
+    def beta(beta: float, m_S: float) -> float:
+        """1 - β falls as 1 / m_S, so that its memory spans the same share of the run."""
+        return max(0.0, 1 - (1 - beta) / m_S)

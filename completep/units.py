@@ -1,0 +1,29 @@
+"""Quantities as people write them: 1.5B, 300M, 4e20, 20T."""
+
+import math
+import re
+
+from completep.errors import UserError
+
+SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12, "p": 1e15, "e": 1e18, "z": 1e21}
+PATTERN = re.compile(r"([+-]?\d[\d_,]*\.?\d*(?:e[+-]?\d+)?)\s*([a-z]?)", re.I)
+
+
+def parse_quantity(text: str, what: str = "quantity") -> float:
+    """`1.5B` → 1.5e9. Only positive, finite numbers are quantities."""
+    match = PATTERN.fullmatch(text.strip())
+    number, suffix = match.groups() if match else ("nan", "?")
+    if suffix.lower() not in SUFFIXES:
+        raise UserError(f"--{what} {text}: {text!r} is not a quantity", fix="write it like 300M, 1.5B, 20T or 4e20")
+    value = float(number.replace(",", "").replace("_", "")) * SUFFIXES[suffix.lower()]
+    if not (value > 0 and math.isfinite(value)):
+        raise UserError(f"--{what} {text}: must be above 0", fix="write it like 300M, 1.5B, 20T or 4e20")
+    return value
+
+
+def human(value: float, digits: int = 3) -> str:
+    """1.5e9 → `1.5B`, for counts that people read."""
+    for suffix, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if abs(value) >= size:
+            return f"{value / size:.{digits}g}{suffix}"
+    return f"{value:.{digits}g}"

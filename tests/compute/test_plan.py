@@ -1,0 +1,225 @@
+"""From a budget to a run: the paper's own shapes come back, and impossible wishes are told."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+
+from completep import COMPLETEP, MUP, Role, Shape, UserError, paper
+from completep.cli import main
+from completep.compute import flops
+from completep.compute.plan import Request, answer, best_ratio, differences, per_role, plan, replan
+from completep.config import GPTConfig, Hyperparameters, Run, Schedule, run_from_json, to_json
+from completep.rules.table import Horizon
+from completep.units import human, parse_quantity
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1.5B", 1.5e9), ("300M", 3e8), ("4e20", 4e20), ("20T", 2e13), ("50k", 5e4), ("1,000", 1e3), ("7 b", 7e9), ("1.2E3", 1200), ("2", 2)],
+)  # fmt: skip
+def test_quantities_as_people_write_them(text, value):
+    assert parse_quantity(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("text", ["1.5X", "", "B", "-3M", "0", "nan", "inf", "1e999", "1.5.5B", "three", "1BB"])
+def test_what_is_no_quantity(text):
+    with pytest.raises(UserError, match=r"300M, 1\.5B"):
+        parse_quantity(text, "params")
+
+
+def test_human():
+    assert [human(x) for x in (1.5e9, 3.42e10, 999, 2.5e13)] == ["1.5B", "34.2B", "999", "25T"]
+
+
+@pytest.mark.parametrize(("size", "shape"), [("50M", (512, 16)), ("300M", (1024, 24)), ("1.5B", (1984, 32))])
+def test_the_papers_best_shapes_come_back_within_a_step(size, shape):
+    model = answer(Request(params=size)).run.model
+    assert abs(math.log(model.width / model.depth / (shape[0] / shape[1]))) < math.log(1.35)
+    assert flops.non_embedding(model) == pytest.approx(parse_quantity(size), rel=0.06)
+
+
+def test_best_ratio_rises_with_size():
+    assert best_ratio(50e6) == pytest.approx(32, rel=0.1)
+    assert best_ratio(1.5e9) == pytest.approx(62, rel=0.1)
+    assert best_ratio(1e10) > best_ratio(1e9)
+
+
+@pytest.mark.parametrize("budget", ["1e18", "4e20", "3e22"])
+def test_a_flop_budget_is_used_and_kept(budget):
+    found = answer(Request(flops=budget))
+    assert 0.9 * float(budget) <= found.flops <= float(budget)
+    assert 20 < found.run.model.width / found.run.model.depth < 120
+
+
+def test_gpu_hours_are_flops():
+    by_hours = answer(Request(gpu_hours="100", device="h100", mfu=0.5))
+    by_flops = answer(Request(flops=str(100 * 3600 * 989e12 * 0.5)))
+    assert by_hours.run == by_flops.run
+    assert answer(Request(gpu_hours="100", device="989e12", mfu=0.5)).run == by_hours.run
+
+
+def test_limits_bind():
+    assert answer(Request(params="1.5B", max_depth=12)).run.model.depth <= 12
+    assert answer(Request(params="1.5B", max_width=1024)).run.model.width <= 1024
+    assert answer(Request(params="1.5B", head_size=128)).run.model.width % 128 == 0
+
+
+def test_the_recipe_is_the_papers():
+    found = plan(GPTConfig(1984, 32))
+    run = found.run
+    assert (run.batch, run.schedule.steps, run.sequence) == (792, 21106, 2048)
+    assert run.schedule.warmup == int(375e6 / (792 * 2048))
+    h = run.hyperparameters
+    assert (h.lr, h.std, h.eps, h.beta1, h.beta2) == (2**-8, 0.02, 1e-16, 0.9, 0.95)
+    assert 1 / (h.lr * h.weight_decay * run.schedule.steps) == pytest.approx(0.1407)
+    short = plan(GPTConfig(256, 2), tokens=100e6, batch=32).run
+    assert short.schedule.warmup == int(0.1 * short.schedule.steps)
+
+
+def test_roles_are_resolved():
+    found = plan(GPTConfig(1024, 16), base=Shape(256, 2))
+    rows = {r.role: r for r in per_role(found, COMPLETEP)}
+    h = found.run.hyperparameters
+    assert rows[Role.HIDDEN].lr == pytest.approx(h.lr / 4)
+    assert rows[Role.HIDDEN].weight_decay == pytest.approx(h.weight_decay * 4)
+    assert rows[Role.HIDDEN].eps == pytest.approx(h.eps / 4 / 8)
+    assert rows[Role.HIDDEN].init_std == pytest.approx(h.std / 2)
+    assert rows[Role.BLOCK_NORM].weight_decay == 0
+    assert Role.QK_NORM not in rows
+
+
+@pytest.fixture
+def tuned():
+    return Run(GPTConfig(256, 2), Hyperparameters(0.004, 0.02, 0.1, 1e-12, 0.9, 0.95), Schedule(1000, 100), 64, 2048)
+
+
+def test_replanning_keeps_the_timescale(tuned):
+    found = replan(tuned, GPTConfig(1024, 24), law="paper", tpp=20, batch=None)
+    h, old = found.run.hyperparameters, tuned.hyperparameters
+    assert (h.lr, h.std, h.eps, h.beta1) == (old.lr, old.std, old.eps, old.beta1)
+    assert h.lr * h.weight_decay * found.run.schedule.steps == pytest.approx(0.004 * 0.1 * 1000)
+    assert {c[0]: c[1] == c[2] for c in found.changes}["base lr"]
+    without = Run(tuned.model, Hyperparameters(0.004, 0.02), tuned.schedule, 64, 2048)
+    assert replan(without, GPTConfig(1024, 24), law="paper", tpp=20, batch=None).run.hyperparameters.weight_decay == 0
+
+
+def test_replanning_by_completed_p(tuned):
+    found = replan(tuned, GPTConfig(1024, 24), law="completed", tpp=20, batch=None)
+    m_S = found.run.schedule.steps / 1000
+    h = found.run.hyperparameters
+    assert h.lr == pytest.approx(0.004 * m_S**-0.5)
+    assert h.weight_decay == pytest.approx(0.1 * m_S**-0.5)
+    assert h.eps == pytest.approx(1e-12 * m_S**0.5)
+    assert 1 - h.beta1 == pytest.approx(0.1 / m_S)
+    assert 1 - h.beta2 == pytest.approx(0.05 / m_S)
+    assert "2512.22382" in found.laws["weight decay"]
+    other = replan(tuned, GPTConfig(1024, 24), law="completed", exponent=0.28, tpp=20, batch=None)
+    assert other.run.hyperparameters.lr == pytest.approx(0.004 * m_S**-0.28)
+
+
+def test_the_same_run_changes_nothing(tuned):
+    assert all(
+        before == after
+        for _, before, after, _ in differences(
+            tuned, tuned, {"tokens": "", "batch": "", "per role": "", "weight decay": ""}
+        )
+    )
+    assert Horizon().lr(1.0) == Horizon().eps(1.0) == 1
+    assert Horizon.beta(0.9, 1.0) == pytest.approx(0.9)
+
+
+def test_runs_survive_json(tuned):
+    assert run_from_json(to_json(tuned)) == tuned
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d.update(extra=1), "extra"),
+        (lambda d: d.pop("batch"), "batch"),
+        (lambda d: d.update(batch="64"), "'64' is not of type int"),
+        (lambda d: d["model"].update(width=True), "True is not of type int"),
+        (lambda d: d["model"].update(width=100), "not a multiple of the head size"),
+        (lambda d: d["hyperparameters"].update(lr=-1), "lr=-1"),
+        (lambda d: d["schedule"].update(warmup=2000), "warm-up"),
+        (lambda d: d.update(style="fold"), "style"),
+    ],
+)
+def test_bad_runs_are_told(tuned, change, message):
+    data = json.loads(to_json(tuned))
+    change(data)
+    with pytest.raises(UserError, match=message):
+        run_from_json(json.dumps(data))
+
+
+def test_no_json_at_all():
+    with pytest.raises(UserError, match="not JSON"):
+        run_from_json("{")
+
+
+BAD = [
+    ([], "no size given"),
+    (["--params", "1.5B", "--flops", "1e20"], "given --params and --flops"),
+    (["--width", "1024"], "a shape has both"),
+    (["--params", "1.5X"], "'1.5X' is not a quantity"),
+    (["--params", "-3B"], "must be above 0"),
+    (["--flops", "1e10"], "no shape comes to 1e10 FLOPs"),
+    (["--params", "1.5B", "--max-depth", "1", "--max-width", "1024"], "no shape comes to 1.5B parameters"),
+    (["--params", "10"], "no shape comes to 10 parameters"),
+    (["--params", "1B", "--max-width", "10"], "less than one head of 64"),
+    (["--params", "1B", "--max-depth", "-1"], "--max-depth -1"),
+    (["--gpu-hours", "10", "--device", "abacus"], "--device abacus"),
+    (["--gpu-hours", "10", "--mfu", "1.5"], "--mfu 1.5"),
+    (["--width", "100", "--depth", "2"], "not a multiple of the head size"),
+    (["--width", "64", "--depth", "2", "--tokens", "10"], "less than one step"),
+    (["--params", "1B", "--tpp", "0"], "--tpp 0"),
+    (["--params", "1B", "--rules", "magic"], "no rules named 'magic'"),
+    (["--params", "1B", "--from", "nowhere.json"], "cannot read nowhere.json"),
+    (["--params", "1B", "--base-shape", "0", "2"], "at least 1"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), BAD, ids=lambda v: " ".join(v) if isinstance(v, list) else "")
+def test_impossible_wishes_are_told(words, message, capsys):
+    assert main(["plan", *words]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert message in told
+    assert "fix:" in told
+
+
+def test_on_the_command_line(tmp_path, capsys):
+    target = tmp_path / "run.json"
+    assert main(["plan", "--params", "300M", "--run", str(target), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert run_from_json(target.read_text()).model.width == data["run"]["model"]["width"]
+    assert data["parameters"]["total"] * 20 == pytest.approx(data["tokens"], rel=0.01)
+    assert main(["plan", "--from", str(target), "--params", "1.5B", "--law", "completed"]) == 0
+    out = capsys.readouterr().out
+    assert "What transfers, what changes" in out
+    assert "Complete(d)P" in out
+    assert main(["plan", "--params", "1.5B", "--ranks", "8"]) == 0
+    out = capsys.readouterr().out
+    for law in ("Hoffmann", "0.7857", "Wang", "CompleteP"):
+        assert law in out
+
+
+def test_mup_and_its_deepest_shape():
+    found = plan(GPTConfig(832, 179), rules=MUP, rules_name="mup")
+    assert any("more than 1 %" in note for note in found.notes)
+    assert not any("more than 1 %" in note for note in plan(GPTConfig(1984, 32)).notes)
+
+
+def test_planning_needs_no_torch():
+    code = (
+        "import sys; from completep.cli import main; main(['plan', '--params', '1.5B']); print('torch' in sys.modules)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.strip().endswith("False")
+
+
+def test_paper_numbers_are_where_they_belong():
+    assert paper.batch_law(1e10) == 32
+    assert Shape(256, 2) == paper.BASE
