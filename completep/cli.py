@@ -336,7 +336,9 @@ def main(words: list[str] | None = None) -> int:
         )
         return code
     except UserError as error:
-        console(stderr=True).print(f"[red]error:[/] {error.what}\n  [bold]fix:[/] {error.fix}", markup=True)
+        from rich.markup import escape
+
+        console(stderr=True).print(f"[red]error:[/] {escape(error.what)}\n  [bold]fix:[/] {escape(error.fix)}")
         return 2
     except KeyboardInterrupt:
         return 130

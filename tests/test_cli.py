@@ -28,6 +28,9 @@ def right(width=32, depth=2):
 def explodes(width=32, depth=2):
     raise RuntimeError("no GPU for you")
 
+def large():
+    return model(16384, 2)
+
 NUMBER = 3
 """
 SIZES = ["--args", "width=64", "depth=6", "--base", "width=32", "depth=2"]
@@ -124,6 +127,8 @@ def test_demo_runs_and_keeps_its_files_apart(tmp_path, capsys):
         (["explain", "{file}:model", *SIZES, "--rules", "alpha=2"], "alpha must lie in"),
         (["explain", "{file}:explodes", *SIZES], "RuntimeError: no GPU for you"),
         (["explain", "{file}:plain", *SIZES], "returned tuple, not an nn.Module"),
+        (["explain", "[/red]:{file}", *SIZES], "[/red]"),
+        (["explain", "{file}:large", "--base-shape", "64", "2"], "more than 300,000,000"),
         (["audit", "{file}:model", *SIZES], "let it return (model, optimizer)"),
         (["demo", "--depths", "2"], "two different depths"),
         (["demo", "--depths", "0", "2"], "of at least 1"),

@@ -45,9 +45,6 @@ class Stack:
     def depth(self, names: "list[str]") -> int:
         return len({m.group(1) for name in names if (m := self.pattern.match(name))})
 
-    def template(self, name: str) -> str:
-        return self.pattern.sub(lambda _: self.stem + "*", name)
-
 
 @dataclass(frozen=True)
 class Leaf:
@@ -76,11 +73,8 @@ class Trace:
     inputs: dict[str, Tensor]  # the first tensor each of those modules was given
     outputs: dict[str, Tensor]
     modules: dict[Node, str]  # the same for every module; the innermost where several return one tensor
+    nodes: dict[str, Node]  # the other way round
     parameters: dict[int, str]  # id -> name
-
-
-def is_norm(module: nn.Module) -> bool:
-    return "norm" in type(module).__name__.lower() and any(p.dim() >= 1 for p in module.parameters(recurse=False))
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -92,13 +86,20 @@ def is_convolution(module: nn.Module) -> bool:
     return isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
 
 
+def is_product(module: nn.Module) -> bool:
+    """Modules whose output is linear in their parameters."""
+    return is_linear(module) or is_convolution(module) or isinstance(module, (nn.Embedding, nn.MultiheadAttention))
+
+
+def is_norm(module: nn.Module) -> bool:
+    """By kin or by name, with no parameters but vectors; `roles.py` confirms on numbers that it normalises."""
+    kin = isinstance(module, (nn.LayerNorm, nn.RMSNorm)) or "norm" in type(module).__name__.lower()
+    alone = not any(True for _ in module.children()) and not is_product(module)
+    return kin and alone and all(p.dim() == 1 for p in module.parameters())
+
+
 def is_known(module: nn.Module) -> bool:
-    return (
-        is_norm(module)
-        or is_linear(module)
-        or is_convolution(module)
-        or isinstance(module, (nn.Embedding, nn.MultiheadAttention))
-    )
+    return is_norm(module) or is_product(module)
 
 
 def first_tensor(value: Any) -> Tensor | None:
@@ -136,13 +137,17 @@ def trace(model: nn.Module, example: Any) -> Trace:
     inputs: dict[str, Tensor] = {}
     outputs: dict[str, Tensor] = {}
     modules: dict[Node, str] = {}
+    nodes: dict[str, Node] = {}
     names = {id(module): name for name, module in model.named_modules()}
+    calls = dict.fromkeys(names.values(), 0)
 
     def record(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         name, tensor = names[id(module)], first_tensor(output)
+        calls[name] += 1
         if tensor is None or tensor.grad_fn is None:
             return
-        modules.setdefault(tensor.grad_fn, name)  # read now: an in-place op would change it later
+        nodes[name] = tensor.grad_fn  # read now: an in-place op would change it later
+        modules.setdefault(tensor.grad_fn, name)
         outputs[name] = tensor
         given = first_tensor(args) if args else None
         given = first_tensor(kwargs) if given is None else given
@@ -158,7 +163,21 @@ def trace(model: nn.Module, example: Any) -> Trace:
     finally:
         for handle in handles:
             handle.remove()
-    return Trace(model, logits, made_by, inputs, outputs, modules, {id(p): n for n, p in model.named_parameters()})
+    refuse_reuse(model, calls)
+    return Trace(
+        model, logits, made_by, inputs, outputs, modules, nodes, {id(p): n for n, p in model.named_parameters()}
+    )
+
+
+def refuse_reuse(model: nn.Module, calls: dict[str, int]) -> None:
+    """A module that runs twice in one pass is stepped for both of its places; if they differ in depth, no rule fits."""
+    for name, count in calls.items():
+        module = model.get_submodule(name)
+        if count > 1 and not isinstance(module, nn.Embedding) and any(True for _ in module.parameters()):
+            raise UserError(
+                f"'{name}' ({type(module).__name__}) runs {count} times in one forward pass: its gradient sums over its places",
+                fix="give every place its own module; only embedding and unembedding may share weights",
+            )
 
 
 def op(node: Node) -> str:
@@ -226,8 +245,8 @@ def activation_of(readout: Readout, t: Trace) -> Node:
     return next(c for c in below(readout.node) if not any(_leads_to(c, n, t) for n in own if n))
 
 
-def find_norm_above(node: Node, t: Trace) -> tuple[list[str], Node]:
-    """The norms between a node and the sum of the stream: (their names, the sum's node)."""
+def norms_before(node: Node, t: Trace) -> list[str]:
+    """The norms between the sum of the stream and a node that reads it, the nearest first."""
     norms: list[str] = []
     while True:
         site = t.made_by.get(node)
@@ -237,7 +256,7 @@ def find_norm_above(node: Node, t: Trace) -> tuple[list[str], Node]:
         elif site is None and passes(node) and len(below(node)) == 1:
             node = below(node)[0]
         else:
-            return norms, node
+            return norms
 
 
 def own_parameters(site: str, t: Trace) -> tuple[str, ...]:
@@ -247,8 +266,11 @@ def own_parameters(site: str, t: Trace) -> tuple[str, ...]:
     return tuple(t.parameters[id(p)] for p in owner.parameters(recurse=False))
 
 
-def stream_leaves(root: Node, t: Trace) -> Iterator[Leaf]:
-    """All that is added into the stream, walking the tree of additions down from its last sum."""
+def stream_leaves(root: Node, t: Trace, sums: set[Node], *, opaque: bool = False) -> Iterator[Leaf]:
+    """All that is added into the stream, walking the tree of additions down from its last sum; `sums` collects the way.
+
+    With `opaque`, what cannot be read is passed over: the user has named the writers, and the proof will judge them.
+    """
     todo: list[tuple[Node, str | None]] = [(root, None)]
     seen = {root}
     while todo:
@@ -262,11 +284,12 @@ def stream_leaves(root: Node, t: Trace) -> Iterator[Leaf]:
         elif MATMULS.search(op(node)) and (bare := bare_parameters(node, t.parameters)):
             yield Leaf(holder, tuple(bare), node)
         elif op(node) in ("Add", "Sub") or (passes(node) and children):
+            sums.add(node)
             alone = len(children) == 1
             new = [child for child in children if child not in seen]
             seen.update(new)
             todo += [(child, holder if alone else None) for child in new]
-        else:
+        elif not opaque:
             raise _unreadable(node, t)
 
 
@@ -281,26 +304,37 @@ def _unreadable(node: Node, t: Trace) -> UserError:
     return UserError(
         f"the residual stream takes in the result of {op(node)}{where}, which no linear layer or norm made last: "
         "I cannot tell which parameters write it",
-        fix="end each residual branch in nn.Linear or a norm (gates and layer scales after it have no rule), "
-        "or name the parameters yourself: writers=['*.out.weight', …]",
+        fix="end each residual branch in nn.Linear or a norm, or name the parameters by which every branch scales: "
+        "writers=['*.gate', …] (and their roles, if they have none)",
     )
 
 
 def find_stacks(model: nn.Module) -> list[Stack]:
     """Outermost groups of numbered sibling modules of one class that are more than a single layer."""
-    groups: dict[tuple[str, type], list[str]] = {}
+    blocks: dict[str, list[str]] = {}
+    others: dict[str, list[str]] = {}
     inside: tuple[str, ...] = ()
     for name, module in model.named_modules():
-        head, digits = re.fullmatch(r"(.*?)(\d*)", name).groups()  # type: ignore[union-attr]
-        leaf = is_known(module) or not any(True for _ in module.children())
-        has_parameters = any(True for _ in module.parameters())
-        if digits and not leaf and has_parameters and not name.startswith(inside):
-            groups.setdefault((head, type(module)), []).append(name)
-            inside = (*inside, name + ".")
-    stems: dict[str, int] = {}
-    for (stem, _), members in groups.items():
-        stems[stem] = stems.get(stem, 0) + len(members)
-    return [Stack(stem) for stem in stems]
+        stem, digits = re.fullmatch(r"(.*?)(\d*)", name).groups()  # type: ignore[union-attr]
+        if not digits or name.startswith(inside) or not any(True for _ in module.parameters()):
+            continue
+        single = is_known(module) or not any(True for _ in module.children())
+        (others if single else blocks).setdefault(stem, []).append(name)
+        inside = inside if single else (*inside, name + ".")
+    for stem, members in blocks.items():
+        if strangers := others.get(stem, []):
+            raise UserError(
+                f"'{strangers[0]}' ({type(model.get_submodule(strangers[0])).__name__}) is numbered among the blocks {some(members, 3)}",
+                fix="keep the blocks in an nn.ModuleList or nn.Sequential of their own",
+            )
+    return [Stack(stem) for stem in blocks]
+
+
+def template(name: str, stacks: "tuple[Stack, ...] | list[Stack]") -> str:
+    """A name with the number of its block replaced by `*`."""
+    for stack in stacks:
+        name = stack.pattern.sub(lambda _, stem=stack.stem: stem + "*", name)  # type: ignore[misc]
+    return name
 
 
 def matches(name: str, patterns: "list[str] | tuple[str, ...]") -> bool:

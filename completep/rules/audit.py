@@ -4,7 +4,6 @@ What she tuned (η, λ, ε, σ) is read off her embedding, whose row has no dept
 measured in her forward pass; where they are missing, the folded form is tried before anything is called wrong.
 """
 
-import copy
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -17,7 +16,7 @@ from completep.config import Shape
 from completep.errors import UserError
 from completep.rules import examine, parametrize
 from completep.rules.examine import Factory
-from completep.rules.measure_forward import forward_multipliers
+from completep.rules.measure_forward import own_factors, own_tables
 from completep.rules.multipliers import Multiplier
 from completep.rules.scaling import Factors, Resolved, Scaling, named_parameters, unwrap
 from completep.rules.table import COMPLETEP, RANDOM, Role, Rules, optimizer_kind
@@ -73,6 +72,10 @@ def audit(
     specimen: "Factory | nn.Module | None" = None,
 ) -> Audit:
     """Compare a model and its optimizer with what `rules` prescribe; `check_init=False` once it has been trained."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UserError(
+            f"optimizer is a {type(optimizer).__name__}, not a torch optimizer", fix="pass the optimizer itself"
+        )
     scaling = parametrize.resolve(
         unwrap(model), base=base, rules=rules, roles=roles, writers=writers, example=example, specimen=specimen
     )
@@ -178,6 +181,7 @@ def compare(
     folds: Mapping[str, float],
 ) -> Iterable[Departure]:
     tensors = dict(named_parameters(scaling.model))
+    coupled = not optimizer_kind(optimizer).decoupled
     for name, r in scaling.parameters.items():
         if not tensors[name].requires_grad:
             continue
@@ -185,9 +189,18 @@ def compare(
             yield Departure(name, r.role, "optimizer", 1, 0, "trainable, but in no group of the optimizer")
             continue
         s, f = settings[name], _expected(scaling, r, optimizer, folds)
+        if coupled and s.weight_decay:
+            yield Departure(
+                name,
+                r.role,
+                "weight_decay",
+                0,
+                s.weight_decay,
+                "added to the gradient, where normalisation undoes it: use AdamW",
+            )
         checks: list[tuple[Quantity, float, float | None]] = [
             ("lr", tuned["lr"] * f.lr, s.lr),
-            ("weight_decay", tuned["weight_decay"] * f.weight_decay, s.weight_decay),
+            ("weight_decay", tuned["weight_decay"] * f.weight_decay, None if coupled else s.weight_decay),
             ("eps", tuned["eps"] * f.eps if "eps" in tuned else 0.0, s.eps if "eps" in tuned else None),
         ]
         for quantity, expected, found in checks:
@@ -203,7 +216,7 @@ def _compare_init(r: Resolved, parameter: torch.Tensor, found: float, expected: 
         if (abs(found / expected - 1) > sampling + 0.01) if expected else found:
             yield Departure(r.name, r.role, "init", expected, found)
         return
-    start = c * (r.part.start + r.part.offset) - r.part.offset
+    start = r.part.folded(r.part.start, c)
     value = parameter.detach().float()
     if (value - start).abs().max().item() > 1e-6:
         yield Departure(r.name, r.role, "init", start, value.mean().item())
@@ -216,9 +229,13 @@ def missing_multipliers(
     found = scaling.anatomy
     if examine.on_meta(scaling.model) or examine.size(scaling.model) > examine.LARGEST_SPECIMEN:
         return {}, [], ("the forward pass was not checked: the model is on the meta device or too large to run here",)
-    here = forward_multipliers(_runnable(scaling.model), found, example)
-    there = {} if isinstance(base, Shape) else forward_multipliers(examine.build(base, "cpu").float(), found, example)
+    real = None if isinstance(base, Shape) else examine.build(base, "cpu")
+    here, there = (
+        own_factors(scaling.model, found, example),
+        own_factors(real, found, example) if real is not None else {},
+    )
     at_base = {found.template(name): value for name, value in there.items()}
+    here |= _embedding_factors(scaling, real, example)
     lacking: list[Multiplier] = []
     wrong: list[Departure] = []
     for m in scaling.multipliers:
@@ -226,12 +243,26 @@ def missing_multipliers(
         off = {site: value for site, value in relative.items() if abs(value / m.factor - 1) > MEASURED}
         wrong += [Departure(site, f"{m.kind} multiplier", "multiplier", m.factor, value) for site, value in off.items()]
         lacking.append(replace(m, factor=m.factor / next(iter(off.values())) if off else 1.0))
+    unseen = {m.kind for m in scaling.multipliers if m.factor != 1.0 and not any(site in here for site in m.modules)}
+    notes = tuple(
+        f"the {kind} multiplier is not checked in the forward pass; take it to be × {scaling.factors()[kind]:.4g}"
+        for kind in sorted(unseen)
+    )
     folds = parametrize.with_folds(scaling.parameters, tuple(lacking), found)
-    return {name: r.fold for name, r in folds.items()}, wrong, ()
+    return {name: r.fold for name, r in folds.items()}, wrong, notes
 
 
-def _runnable(model: nn.Module) -> nn.Module:
-    return copy.deepcopy(model).to(device="cpu", dtype=torch.float32)
+def _embedding_factors(scaling: Scaling, real: nn.Module | None, example: Any) -> dict[str, float]:
+    """Beside the model's own sqrt(N): what an embedding is multiplied by here, relative to the base."""
+    found = scaling.anatomy
+    scaled = {m.modules[0]: m.factor for m in scaling.multipliers if m.kind == "embedding"}
+    if not scaled:
+        return {}
+    here = own_tables(scaling.model, found, example)
+    there = (
+        own_tables(real, found, example) if real is not None else {n: float(scaling.base.width) ** 0.5 for n in here}
+    )
+    return {site: factor * here[f"{site}.weight"] / there[f"{site}.weight"] for site, factor in scaled.items()}
 
 
 def explain_causes(departures: list[Departure], scaling: Scaling, settings: dict[str, Setting]) -> list[Departure]:
@@ -271,7 +302,7 @@ def _missing_factor(d: Departure, r: Resolved, scaling: Scaling) -> str:
         return ""
     rule = scaling.rules.rule(r.role)
     power = {"lr": rule.lr, "eps": rule.eps, "init": rule.init_std}[d.quantity]
-    width, depth = replace(power, depth=0.0)(r.m_N, r.m_L), replace(power, width=0.0)(r.m_N, r.m_L)
+    width, depth = (power.keep(width=w, depth=not w)(r.m_N, r.m_L, r.m_out) for w in (True, False))
     tolerance = 0.05 if d.quantity == "init" else EXACT
     for missing, words in ((width, "width"), (depth, "depth"), (width * depth, "width and depth")):
         if not _near(missing, 1.0) and _near(d.factor * missing, 1.0, tolerance):

@@ -19,11 +19,19 @@ Factory = Callable[[], nn.Module]
 
 def build(factory: Factory, device: str) -> nn.Module:
     """Call the user's factory on a device, without moving her random state."""
-    with torch.random.fork_rng(devices=[]), torch.device(device):
-        model = factory()
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device(device):
+            model = factory()
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"the factory failed on the {device} device: {type(error).__name__}: {error}",
+            fix="call it by itself to see the whole trace",
+        ) from error
     if not isinstance(model, nn.Module):
         raise UserError(
-            f"the base factory returned {type(model).__name__}, not an nn.Module",
+            f"the factory returned {type(model).__name__}, not an nn.Module",
             fix="base=lambda: MyModel(width=…, depth=…)",
         )
     return model
@@ -41,8 +49,14 @@ def choose_specimen(
     model: nn.Module, base: nn.Module | None, factory: Factory | None, given: "Factory | nn.Module | None"
 ) -> nn.Module:
     """The smallest model with this structure that can be run: the user's own choice, the base, or a copy of the model."""
-    if given is not None:
-        found = copy.deepcopy(given) if isinstance(given, nn.Module) else build(given, "cpu")
+    if isinstance(given, nn.Module):
+        found = copy.deepcopy(given)
+    elif given is not None:
+        if not callable(given):
+            raise UserError(
+                f"specimen={given!r} is neither a model nor a factory", fix="specimen=lambda: <the same class, small>"
+            )
+        found = _build_small(given)
     elif factory is not None and base is not None and size(base) <= LARGEST_SPECIMEN:
         found = build(factory, "cpu")
     elif not on_meta(model) and size(model) <= LARGEST_SPECIMEN:
@@ -55,6 +69,19 @@ def choose_specimen(
             fix="pass specimen=lambda: <the same class, small>; its parts are found and proven on real numbers",
         )
     return found.to(device="cpu", dtype=torch.float32).eval().requires_grad_(True)
+
+
+def _build_small(factory: Factory) -> nn.Module:
+    try:
+        parameters = size(build(factory, "meta"))
+    except UserError:
+        parameters = 0  # it cannot be built on meta; then let it show its size by itself
+    if parameters > LARGEST_SPECIMEN:
+        raise UserError(
+            f"the model to examine has {parameters:,} parameters, more than {LARGEST_SPECIMEN:,}",
+            fix="give a factory for the base (on the command line: --base width=… depth=…), or a smaller specimen",
+        )
+    return build(factory, "cpu")
 
 
 def guess_example(model: nn.Module) -> Any:
@@ -95,6 +122,9 @@ def examine(
     """Find and prove the parts of a model that can be run. Changes its weights."""
     anatomy.refuse_what_has_no_rule(specimen)
     refuse_sharing(specimen)
+    constants = {
+        n: p.flatten()[0].item() for n, p in specimen.named_parameters() if p.dim() == 1 and (p == p.flatten()[0]).all()
+    }
     proof.randomise_(specimen)
     example = guess_example(specimen) if example is None else example
     try:
@@ -108,9 +138,8 @@ def examine(
             fix="pass example=<inputs that forward takes>: a tensor, a tuple of arguments, or a dict",
         ) from error
     findings = roles.dissect(specimen, example, writers)
-    parts = roles.assign(findings, patterns or {})
-    scales = proof.prove(findings, parts, example)
-    return _in_templates(findings, parts, scales)
+    parts = roles.assign(findings, patterns or {}, constants)
+    return _in_templates(findings, parts, proof.prove(findings, parts, example))
 
 
 def refuse_sharing(model: nn.Module) -> None:
@@ -128,30 +157,26 @@ def refuse_sharing(model: nn.Module) -> None:
 
 
 def _in_templates(f: Findings, parts: dict[str, Part], scales: dict[str, float]) -> Anatomy:
-    def template(name: str) -> str:
-        for stack in f.stacks:
-            name = stack.template(name)
-        return name
-
     by_template: dict[str, Part] = {}
     for name, part in parts.items():
-        known = by_template.setdefault(template(name), part)
+        known = by_template.setdefault(f.template(name), part)
         if known != part:
             raise UserError(
-                f"'{template(name)}' is a {known.role} in one block and a {part.role} in another",
+                f"'{f.template(name)}' is a {known.role} in one block and a {part.role} in another",
                 fix="blocks of one stack must be alike, or say which: roles={...}",
             )
-    branches = {Site(template(w.site) if w.site else None, tuple(map(template, w.parameters))): None for w in f.writers}
+    branches = {
+        Site(f.template(w.site) if w.site else None, tuple(map(f.template, w.parameters))): None for w in f.writers
+    }
     tied = parts[f.readout.weight].role is Role.EMBEDDING
     return Anatomy(
         stacks=f.stacks,
         parts=by_template,
         branches=tuple(branches),
         readout=Site(f.readout.site, _readout_folds_into(f, tied)),
-        embeddings=tuple(
-            Site(e.site, e.parameters) for e in f.entries if _is_root_of_width(scales.get(e.parameters[0], 1.0), f)
-        ),
-        width=(f.readout.weight, _width_axis(f)),
+        tables=scales,
+        width=(f.readout.weight, roles.width_axis(f)),
+        specimen_width=f.root.shape[-1],
         final_norm=f.final_norms[0] if f.final_norms else None,
         stream_reader=f.stream_reader,
         tied=tied,
@@ -166,16 +191,3 @@ def _readout_folds_into(f: Findings, tied: bool) -> tuple[str, ...]:
         return ()
     norm = f.trace.model.get_submodule(f.final_norms[0])
     return tuple(f.trace.parameters[id(p)] for p in norm.parameters(recurse=False))
-
-
-def _width_axis(f: Findings) -> int:
-    shape = f.trace.model.get_parameter(f.readout.weight).shape
-    if f.readout.site is not None:
-        module = f.trace.model.get_submodule(f.readout.site)
-        return roles.fan_in_axes(module, f.trace.model.get_parameter(f.readout.weight))[0]
-    return next(axis for axis, n in enumerate(shape) if n == f.root.shape[-1])
-
-
-def _is_root_of_width(scale: float, f: Findings) -> bool:
-    """Gemma multiplies its embeddings by sqrt(N): a width factor that the rules do not want."""
-    return not f.entry_norms and scale > 1.01 and abs(scale / float(f.root.shape[-1]) ** 0.5 - 1) < 1e-2

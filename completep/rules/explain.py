@@ -39,7 +39,7 @@ def explain(
     for name, parameter in scaling._tensors():
         r = scaling.parameters[name]
         rule, f = scaling.rules.rule(r.role), scaling._factors(r)
-        start = scaling._c(r) * (r.part.start + r.part.offset) - r.part.offset
+        start = r.part.folded(r.part.start, scaling._c(r))
         rows.append(
             Row(
                 name=name,
@@ -119,13 +119,13 @@ def to_json(scaling: "Scaling", rows: list[Row]) -> dict[str, Any]:
         "rules": scaling.rules.name,
         "style": scaling.style,
         "base": {"width": scaling.base.width, "depth": scaling.base.depth},
-        "multipliers": {m.kind: m.factor for m in scaling.multipliers},
+        "multipliers": scaling.factors(),
         "parameters": [{k: v for k, v in asdict(row).items() if k != "template"} for row in rows],
     }
 
 
 def summary(scaling: "Scaling") -> str:
-    factors = ", ".join(f"{m.kind} × {m.factor:.4g}" for m in scaling.multipliers)
+    factors = ", ".join(f"{kind} × {factor:.4g}" for kind, factor in scaling.factors().items())
     where = "in the forward pass" if scaling.style == "multiplier" else "folded into the weights"
     return f"{scaling.rules.name}, base width {scaling.base.width} depth {scaling.base.depth}; {factors} ({where})"
 

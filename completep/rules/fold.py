@@ -3,13 +3,14 @@
 Weights, optimizer settings, optimizer state and schedulers move together, so a run can change its style at any step.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from completep.errors import UserError
+from completep.errors import UserError, some
 from completep.rules import multipliers
 from completep.rules.table import Folded, OptimizerKind, optimizer_kind
 
@@ -20,7 +21,7 @@ RATES = ("lr", "initial_lr", "lr_scale", "max_lr", "min_lr")  # all that torch's
 
 
 def restyle(
-    scaling: "Scaling", style: "Style", optimizer: "torch.optim.Optimizer | None", schedulers: "Collection[Any]"
+    scaling: "Scaling", style: "Style", optimizers: "tuple[torch.optim.Optimizer, ...]", schedulers: "Collection[Any]"
 ) -> "Scaling":
     if style == scaling.style:
         return scaling
@@ -33,8 +34,10 @@ def restyle(
     if style == "multiplier":
         multipliers.needs_modules(scaling.multipliers, scaling.model)
     factors = {name: (r.fold if style == "folded" else 1 / r.fold) for name, r in scaling.parameters.items()}
-    if optimizer is not None:  # first, because it may refuse, and then nothing must have changed
-        _move_optimizer(scaling, factors, optimizer, schedulers)
+    # Everything that may refuse comes first, so that a refusal has changed nothing.
+    moves = _plan_moves(scaling, factors, optimizers, schedulers)
+    for move in moves:
+        move()
     _move_weights(scaling, factors)
     if style == "folded":
         multipliers.remove(scaling.model)
@@ -54,15 +57,39 @@ def _move_weights(scaling: "Scaling", factors: dict[str, float]) -> None:
                 parameter.grad.div_(c)
 
 
-@torch.no_grad()
-def _move_optimizer(
-    scaling: "Scaling", factors: dict[str, float], optimizer: torch.optim.Optimizer, schedulers: "Collection[Any]"
-) -> None:
-    kind = optimizer_kind(optimizer)
+def _plan_moves(
+    scaling: "Scaling",
+    factors: dict[str, float],
+    optimizers: "tuple[torch.optim.Optimizer, ...]",
+    schedulers: "Collection[Any]",
+) -> "list[Callable[[], None]]":
+    """What is to be done to optimizers and schedulers, once all of it is known to be possible."""
     names = {id(p): name for name, p in scaling._tensors()}
-    by_group = [_group_factor(group, names, factors) for group in optimizer.param_groups]
-    for parameter, state in optimizer.state.items():
-        _check_state(names.get(id(parameter), "?"), parameter, state, kind)
+    moves: list[Callable[[], None]] = []
+    held: set[str] = set()
+    for optimizer in optimizers:
+        kind = optimizer_kind(optimizer)
+        by_group = [_group_factor(group, names, factors) for group in optimizer.param_groups]
+        held |= {names[id(p)] for group in optimizer.param_groups for p in group["params"] if id(p) in names}
+        for parameter, state in optimizer.state.items():
+            _check_state(names.get(id(parameter), "?"), parameter, state, kind)
+        moves.append(partial(_move_optimizer, optimizer, kind, by_group))
+        own = [s for s in schedulers if getattr(s, "optimizer", optimizer) is optimizer]
+        rates = [Folded.by(c, kind.column).lr for c in by_group]
+        for scheduler in own:
+            _check_scheduler(scheduler, rates)
+            moves.append(partial(_move_scheduler, scheduler, rates))
+    left = [n for n, p in scaling._tensors() if optimizers and p.requires_grad and factors[n] != 1.0 and n not in held]
+    if left:
+        raise UserError(
+            f"no optimizer that was given holds {some(left)}",
+            fix="give every optimizer of this model: fold(muon, adamw)",
+        )
+    return moves
+
+
+@torch.no_grad()
+def _move_optimizer(optimizer: torch.optim.Optimizer, kind: OptimizerKind, by_group: list[float]) -> None:
     for group, c in zip(optimizer.param_groups, by_group, strict=True):
         by = Folded.by(c, kind.column)
         for key, factor in {**dict.fromkeys(RATES, by.lr), "weight_decay": by.weight_decay, "eps": by.eps}.items():
@@ -73,8 +100,6 @@ def _move_optimizer(
                 power = (kind.state or {}).get(key, 0)
                 if power and isinstance(value, Tensor):
                     value.div_(c**power)  # the gradient of W' is 1/c that of W
-    for scheduler in schedulers:
-        _move_scheduler(scheduler, [Folded.by(c, kind.column).lr for c in by_group])
 
 
 def _group_factor(group: dict[str, Any], names: dict[int, str], factors: dict[str, float]) -> float:
@@ -100,6 +125,16 @@ def _check_state(name: str, parameter: Tensor, state: dict[str, Any], kind: Opti
                 f"the optimizer keeps '{key}' for '{name}', and I do not know how it scales with the gradient",
                 fix="fold before the first step or after the last",
             )
+
+
+def _check_scheduler(scheduler: Any, rates: list[float]) -> None:
+    for inner in getattr(scheduler, "_schedulers", []):
+        _check_scheduler(inner, rates)
+    if getattr(scheduler, "eta_min", 0) and set(rates) != {1.0}:
+        raise UserError(
+            f"{type(scheduler).__name__}(eta_min={scheduler.eta_min}) has one floor for all groups; theirs differ",
+            fix="use eta_min=0, or a LambdaLR whose factor stops at your floor",
+        )
 
 
 def _move_scheduler(scheduler: Any, factors: list[float]) -> None:

@@ -1,10 +1,11 @@
 """Attention logits when the head size itself grows.
 
-Models divide q·k by sqrt(d_head). That is right as long as d_head stays what it was in the base; when it grows,
-q and k align in training and the logits want another sqrt. The factor goes on the queries.
+Trained queries and keys align, so q·k grows as d_head and wants dividing by it; most models divide by its root, some by a
+constant. As long as d_head is the base's, that makes no difference. Where it grows, what is missing goes on the queries.
 """
 
 import re
+from collections.abc import Iterator
 
 from torch import nn
 
@@ -13,41 +14,45 @@ from completep.rules.multipliers import Multiplier
 from completep.rules.roles import Anatomy
 from completep.rules.table import Rules
 
-HEAD_SIZE = ("head_dim", "d_head", "head_size", "attention_head_size", "dim_head", "size_per_head")
+HEAD_SIZE = ("head_dim", "d_head", "head_size", "attention_head_size", "dim_head", "size_per_head", "d_k")
+HEADS = ("num_heads", "n_head", "n_heads", "num_attention_heads", "nhead", "heads", "h")
 SCALE = ("scaling", "scale", "softmax_scale", "norm_factor", "scale_attn", "inv_norm_factor")
 QUERY_NORM = re.compile(r"(^|_)(q|query)_?(norm|layernorm|ln)$|^(norm|ln)_?(q|query)$")
-QUERY = re.compile(r"^(q|query|wq|to_q|w_q)(_proj|_lin|_linear)?$")
+QUERY = re.compile(r"^(q|query|wq|to_q|w_q|c_q)(_proj|_lin|_linear)?$")
 
 
-def head_size(module: nn.Module) -> int | None:
-    return next((v for a in HEAD_SIZE if isinstance(v := getattr(module, a, None), int)), None)
+def _attribute(module: nn.Module, names: tuple[str, ...], kind: "type[int] | type[float]") -> "int | float | None":
+    values = (getattr(module, name, None) for name in names)
+    return next((v for v in values if isinstance(v, kind) and not isinstance(v, bool) and v > 0), None)
 
 
-def divides_by_head_size(module: nn.Module, size: int) -> bool:
-    """True for models that already divide by d_head instead of its root."""
-    return any(isinstance(v := getattr(module, a, None), float) and abs(v * size - 1) < 1e-6 for a in SCALE)
-
-
-def attention_multipliers(model: nn.Module, base: nn.Module, found: Anatomy, rules: Rules) -> list[Multiplier]:
-    base_sizes = {found.template(n): s for n, m in base.named_modules() if (s := head_size(m)) and found.stack_of(n)}
-    placed: dict[float, tuple[list[str], list[str]]] = {}
+def attention_modules(model: nn.Module, found: Anatomy, width: int) -> Iterator[tuple[str, nn.Module, int, float]]:
+    """(name, module, head size, scale on q·k) of what knows its heads and holds the projections for them."""
     for name, module in model.named_modules():
-        size, base_size = head_size(module), base_sizes.get(found.template(name))
-        if (
-            not size
-            or not base_size
-            or size == base_size
-            or not found.stack_of(name)
-            or divides_by_head_size(module, size)
-        ):
+        if not found.stack_of(name) or not any(True for _ in module.children()):
             continue
-        factor = rules.attention(size / base_size)
-        if factor == 1.0:
+        size, heads = _attribute(module, HEAD_SIZE, int), _attribute(module, HEADS, int)
+        if size is None and heads is not None and width % int(heads) == 0:
+            size = width // int(heads)
+        if size is not None:
+            scale = _attribute(module, SCALE, float)
+            yield name, module, int(size), float(scale) if scale is not None else float(size) ** -0.5
+
+
+def attention_multipliers(
+    model: nn.Module, base: nn.Module, found: Anatomy, rules: Rules, width: int, base_width: int
+) -> list[Multiplier]:
+    at_base = {found.template(n): (size, scale) for n, _, size, scale in attention_modules(base, found, base_width)}
+    placed: dict[float, tuple[list[str], list[str]]] = {}
+    for name, module, size, scale in attention_modules(model, found, width):
+        base_size, base_scale = at_base.get(found.template(name), (size, scale))
+        if size == base_size or not rules.attention.width:
+            continue
+        factor = rules.attention(size / base_size) / (scale / base_scale)
+        if abs(factor - 1) < 1e-9:
             continue
         query = _query(module)
         if query is None:
-            if not any(True for _ in module.children()):
-                continue  # a part of an attention module that also knows the head size
             raise UserError(
                 f"'{name}' has heads of {size} where the base has {base_size}, and its queries come from a fused projection",
                 fix=f"keep the head size at {base_size} and grow the number of heads",
@@ -59,6 +64,6 @@ def attention_multipliers(model: nn.Module, base: nn.Module, found: Anatomy, rul
 
 
 def _query(module: nn.Module) -> str | None:
-    """What the factor goes on: the norm on the queries if there is one (it would undo a factor before it), else their projection."""
+    """What the factor goes on: the queries' norm if there is one (it would undo a factor before it), else their projection."""
     names = [n for n, _ in module.named_children()]
     return next((n for n in names if QUERY_NORM.search(n)), None) or next((n for n in names if QUERY.search(n)), None)

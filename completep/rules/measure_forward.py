@@ -1,5 +1,6 @@
 """Which multipliers a model's forward pass really has, measured: the model may put them anywhere it likes."""
 
+import copy
 from typing import Any
 
 import torch
@@ -23,14 +24,23 @@ class Probe:
         return first + self.zero if isinstance(output, Tensor) else (first + self.zero, *output[1:])
 
 
-def forward_multipliers(model: nn.Module, found: Anatomy, example: Any = None) -> dict[str, float]:
-    """Factor from each branch site (by its module name) into the stream, and from the readout's product into the logits.
+def own_factors(model: nn.Module, found: Anatomy, example: Any = None) -> dict[str, float]:
+    """Factor from each branch site (by its module) into the stream, and from the readout's product into the logits."""
+    return _measure(model, found, example)[0]
 
-    Overwrites the model's weights: with every writer at zero, nothing reaches the stream but what a probe adds.
-    """
+
+def own_tables(model: nn.Module, found: Anatomy, example: Any = None) -> dict[str, float]:
+    """Factor from each embedding (by its weight) into the stream."""
+    return _measure(model, found, example)[1]
+
+
+def _measure(model: nn.Module, found: Anatomy, example: Any) -> tuple[dict[str, float], dict[str, float]]:
+    """With every writer at zero, nothing reaches the stream but embeddings and what a probe adds. Works on a copy."""
+    model = copy.deepcopy(model).to(device="cpu", dtype=torch.float32).eval().requires_grad_(True)
     proof.randomise_(model)
-    model.eval().requires_grad_(True)
-    zero_writers_(model, found)
+    with torch.no_grad():
+        model.get_parameter(found.width[0]).mul_(1e-2)  # small logits, where a soft-cap does nothing
+    proof.set_writers_(model, _writers_at_zero(model, found))
     sites = {b.module for b in found.branches if b.module}
     probes = {n: Probe() for n, _ in model.named_modules() if found.template(n) in sites}
     seen: dict[str, Tensor] = {}
@@ -50,15 +60,13 @@ def forward_multipliers(model: nn.Module, found: Anatomy, example: Any = None) -
     for handle in handles:
         handle.remove()
     factors = _branch_factors(seen["stream"], probes) | _logit_factor(model, found, logits, seen)
-    return factors | _embedding_factors(model, found, seen["stream"])
+    return factors, _table_factors(model, found, seen["stream"])
 
 
-def zero_writers_(model: nn.Module, found: Anatomy) -> None:
+def _writers_at_zero(model: nn.Module, found: Anatomy) -> dict[str, float]:
     writers = {p for b in found.branches for p in b.parameters}
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if (template := found.template(name)) in writers:
-                parameter.fill_(-found.parts[template].offset)
+    named = ((name, found.template(name)) for name, _ in model.named_parameters())
+    return {name: -found.parts[template].offset for name, template in named if template in writers}
 
 
 def _keep(seen: dict[str, Tensor], key: str) -> Any:
@@ -70,10 +78,16 @@ def _keep(seen: dict[str, Tensor], key: str) -> Any:
 
 
 def _branch_factors(root: Tensor, probes: dict[str, Probe]) -> dict[str, float]:
-    direction = torch.randn(root.shape, generator=torch.Generator().manual_seed(1))
+    """How much of a probe's unit arrives in the stream; pooling before the final norm shares it out over the tokens."""
     zeros = [p.zero for p in probes.values() if p.zero is not None]
-    grads = torch.autograd.grad((root * direction).sum(), zeros, retain_graph=True)
-    return {n: projection(g, direction) for n, g in zip(probes, grads, strict=True)}
+    grads = torch.autograd.grad(root.sum(), zeros, retain_graph=True) if zeros else ()
+    return {n: g.sum().item() / root.numel() for n, g in zip(probes, grads, strict=True)}
+
+
+def _table_factors(model: nn.Module, found: Anatomy, root: Tensor) -> dict[str, float]:
+    weights = {name: model.get_parameter(name) for name in found.tables}
+    grads = torch.autograd.grad(root.sum(), list(weights.values()), allow_unused=True) if weights else ()
+    return {n: 0.0 if g is None else g.sum().item() / root.numel() for n, g in zip(weights, grads, strict=True)}
 
 
 def _logit_factor(model: nn.Module, found: Anatomy, logits: Tensor, seen: dict[str, Tensor]) -> dict[str, float]:
@@ -89,15 +103,6 @@ def _logit_factor(model: nn.Module, found: Anatomy, logits: Tensor, seen: dict[s
         bias = type(module).forward(module, torch.zeros_like(given))
         product = type(module).forward(module, given) - bias
         return {found.readout.module: projection(logits - bias, product)}
-
-
-def _embedding_factors(model: nn.Module, found: Anatomy, root: Tensor) -> dict[str, float]:
-    """For tables that the model multiplies by sqrt(N): what is there beside that root."""
-    factors = {}
-    for site in found.embeddings:
-        (grad,) = torch.autograd.grad(root.sum(), [model.get_parameter(site.parameters[0])], retain_graph=True)
-        factors[str(site.module)] = grad.sum().item() / root.numel() / float(root.shape[-1]) ** 0.5
-    return factors
 
 
 def projection(value: Tensor, unit: Tensor) -> float:

@@ -15,6 +15,13 @@ from completep.errors import UserError
 Kind = Literal["branch", "logits", "attention", "embedding"]
 
 
+def plain(name: str) -> str:
+    """A parameter's or module's name as it was before any wrapper (torch.compile, activation checkpointing) added its own."""
+    for wrapper in ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module."):
+        name = name.replace(wrapper, "")
+    return name
+
+
 @dataclass(frozen=True)
 class Multiplier:
     """One factor of the forward pass: where it acts, or into which parameters it folds instead."""
@@ -51,8 +58,11 @@ class ScaleInput:
     def __init__(self, factor: float) -> None:
         self.factor = factor
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (args[0] * self.factor, *args[1:])
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        if args:
+            return (args[0] * self.factor, *args[1:]), kwargs
+        first = next(iter(kwargs))
+        return args, kwargs | {first: kwargs[first] * self.factor}
 
 
 def install(model: nn.Module, multipliers: tuple[Multiplier, ...]) -> None:
@@ -61,23 +71,24 @@ def install(model: nn.Module, multipliers: tuple[Multiplier, ...]) -> None:
         of = {m.kind: m.factor for m in multipliers}
         model.set_multipliers(branch=of.get("branch", 1.0), logits=of.get("logits", 1.0))
         told = ("branch", "logits")
+    modules = {plain(name): module for name, module in model.named_modules()}
     for m in multipliers:
         if m.kind in told or m.factor == 1.0:
             continue
         for name in m.modules:
-            module = model.get_submodule(name)
             if m.kind == "logits":
-                module.register_forward_pre_hook(ScaleInput(m.factor))
+                modules[name].register_forward_pre_hook(ScaleInput(m.factor), with_kwargs=True)
             else:
-                module.register_forward_hook(ScaleOutput(m.factor))
+                modules[name].register_forward_hook(ScaleOutput(m.factor))
 
 
 def remove(model: nn.Module) -> None:
     """Take every multiplier off again, on this model or on a copy of it."""
     if isinstance(model, KnowsMultipliers):
         model.set_multipliers(branch=1.0, logits=1.0)
-    for hooks, key in list(_ours(model)):
+    for hooks, key, kwargs in list(_ours(model)):
         del hooks[key]
+        kwargs.pop(key, None)
 
 
 def installed(model: nn.Module) -> bool:
@@ -85,12 +96,16 @@ def installed(model: nn.Module) -> bool:
     return own or any(True for _ in _ours(model))
 
 
-def _ours(model: nn.Module) -> Iterator[tuple[dict[int, Any], int]]:
+def _ours(model: nn.Module) -> Iterator[tuple[dict[int, Any], int, dict[int, bool]]]:
     for module in model.modules():
-        for hooks in (module._forward_hooks, module._forward_pre_hooks):
+        registries = (
+            (module._forward_hooks, module._forward_hooks_with_kwargs),
+            (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
+        )
+        for hooks, kwargs in registries:
             for key, hook in hooks.items():
                 if isinstance(hook, (ScaleOutput, ScaleInput)):
-                    yield hooks, key
+                    yield hooks, key, kwargs
 
 
 def needs_modules(multipliers: tuple[Multiplier, ...], model: nn.Module) -> None:

@@ -1,5 +1,6 @@
 """The five-line entry: find the parts, compare with the base, resolve the table, put the multipliers on."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,11 +11,12 @@ from torch import nn
 from completep.config import Shape
 from completep.errors import UserError, some
 from completep.rules import multipliers
-from completep.rules.anatomy import refuse_what_has_no_rule
-from completep.rules.examine import Factory, build, choose_specimen, examine, refuse_sharing
+from completep.rules.anatomy import Stack, refuse_what_has_no_rule
+from completep.rules.examine import Factory, build, choose_specimen, examine, on_meta, refuse_sharing, size
 from completep.rules.heads import attention_multipliers
-from completep.rules.multipliers import Multiplier
-from completep.rules.roles import Anatomy
+from completep.rules.measure_forward import own_factors, own_tables
+from completep.rules.multipliers import Multiplier, plain
+from completep.rules.roles import Anatomy, Site
 from completep.rules.scaling import Resolved, Scaling, Style, named_parameters, unwrap
 from completep.rules.table import COMPLETEP, Role, Rules, muon_shape_factor
 
@@ -39,6 +41,7 @@ def parametrize(
     example   inputs to run the model on, if they cannot be guessed: a tensor, a tuple of arguments, a dict
     specimen  a small model of the same class to examine instead, if model and base are both too large to run
     """
+    _check_arguments(model, rules, roles)
     if style not in ("multiplier", "folded"):
         raise UserError(f"style={style!r}", fix="use 'multiplier' or 'folded'")
     if multipliers.installed(unwrap(model)):
@@ -47,6 +50,7 @@ def parametrize(
             fix="build a fresh model, or call scaling.fold() first",
         )
     scaling = resolve(model, base=base, rules=rules, roles=roles, writers=writers, example=example, specimen=specimen)
+    refuse_own_multipliers(scaling, base, example)
     if style == "folded":
         return scaling.fold()
     multipliers.needs_modules(scaling.multipliers, scaling.model)
@@ -65,7 +69,8 @@ def resolve(
     specimen: "Factory | nn.Module | None" = None,
 ) -> Scaling:
     """The table for this model and base, with nothing applied to the model yet."""
-    _check_arguments(rules, roles)
+    _check_arguments(model, rules, roles)
+    writers = [writers] if isinstance(writers, str) else writers
     model = unwrap(model)
     refuse_what_has_no_rule(model)
     refuse_sharing(model)
@@ -80,19 +85,53 @@ def resolve(
         base_shapes = shapes_of(base_model)
         check_names(base_shapes, {found.template(n) for n in shapes}, found, "the base", "the model")
     ratios = Ratios(found, shapes, base_shapes, shape)
+    buffers = tuple(name for name, b in model.named_buffers() if b.is_meta)
     parameters = resolve_parameters(found, shapes, ratios)
     placed = place_multipliers(model, base_model, found, parameters, ratios, rules)
-    return Scaling(model, rules, "multiplier", found, with_folds(parameters, placed, found), placed, ratios.base)
+    return Scaling(
+        model, rules, "multiplier", found, with_folds(parameters, placed, found), placed, ratios.base, buffers
+    )
 
 
-def _check_arguments(rules: Any, roles: Any) -> None:
+def _check_arguments(model: Any, rules: Any, roles: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model is a {type(model).__name__}, not an nn.Module", fix="pass the model itself")
     if not isinstance(rules, Rules):
         raise UserError(f"rules={rules!r} are not rules", fix="use SP, MUP, COMPLETEP or alpha(0.5 … 1)")
+    if roles is not None and not isinstance(roles, Mapping):
+        raise UserError(f"roles={roles!r} is not a mapping", fix="roles={'blocks.*.gate.weight': Role.HIDDEN}")
     for pattern, role in (roles or {}).items():
         if not isinstance(role, Role):
             raise UserError(
                 f"roles: {pattern!r} is given {role!r}", fix="use a Role: " + ", ".join(f"Role.{r.name}" for r in Role)
             )
+
+
+LARGEST_CHECKED = 100_000_000  # parameters of a target that is copied and run to see what its own forward pass scales
+
+
+def refuse_own_multipliers(scaling: Scaling, base: "Factory | Shape", example: Any) -> None:
+    """A model that already scales its branches or logits with its size would have it twice."""
+    model = scaling.model
+    if isinstance(base, Shape) or on_meta(model) or size(model) > LARGEST_CHECKED:
+        return
+    with torch.device("cpu"):
+        here, there = (
+            own_factors(model, scaling.anatomy, example),
+            own_factors(_build_real(base), scaling.anatomy, example),
+        )
+    at_base = {scaling.anatomy.template(name): value for name, value in there.items()}
+    for name, value in here.items():
+        before = at_base[scaling.anatomy.template(name)]
+        if abs(value / before - 1) > 0.02:
+            raise UserError(
+                f"the model itself multiplies '{name}' by a factor that depends on its size: {before:.4g} at the base, {value:.4g} here",
+                fix="switch that off, and let the rules do it; to check such a model as it is, use `completep audit`",
+            )
+
+
+def _build_real(factory: Factory) -> nn.Module:
+    return build(factory, "cpu").float()
 
 
 def _build_base(factory: Any) -> nn.Module:
@@ -163,31 +202,33 @@ class Ratios:
         self.m_N = self.width / base.width
         self.m_L = sum(depths.values()) / sum(base_depths.values())
 
-    def of(self, name: str) -> tuple[float, float]:
+    def of(self, name: str) -> tuple[float, float, float]:
+        """(m_N, m_out, m_L) of one parameter."""
         stack = self.found.stack_of(name)
-        return self._width(name), self.depth[stack.stem] if stack else self.m_L
-
-    def _width(self, name: str) -> float:
-        part = self.found.parts[self.found.template(name)]
-        base = self.base_shape(name)
-        if base is None:
-            return self.m_N
-        axes = part.fan_in
-        if part.role is Role.HIDDEN and not axes:
-            return self._bare(name, base)
-        if not axes:
-            return self.m_N
-        return product(self.shapes[name], axes) / product(base, axes)
+        m_L = self.depth[stack.stem] if stack else self.m_L
+        part, shape, base = self.found.parts[self.found.template(name)], self.shapes[name], self.base_shape(name)
+        if part.role in (Role.QK_NORM, Role.UNEMBEDDING_BIAS):
+            return self.m_N, 1.0, m_L  # as long as a head or the vocabulary, whatever the width
+        if part.role is Role.UNEMBEDDING:
+            return (product(shape, part.fan_in) / product(base, part.fan_in) if base else self.m_N), 1.0, m_L
+        if base is None or part.role in (Role.EMBEDDING, Role.EMBEDDING_BIAS):
+            return self.m_N, self.m_N, m_L
+        if part.fan_in:
+            m_N = product(shape, part.fan_in) / product(base, part.fan_in)
+            return m_N, math.prod(shape) / math.prod(base) / m_N, m_L
+        if part.role is Role.HIDDEN:
+            return (m_N := self._bare(name, base)), m_N, m_L
+        return self.m_N, math.prod(shape) / math.prod(base), m_L
 
     def _bare(self, name: str, base: tuple[int, ...]) -> float:
-        """A bare parameter does not say which of its axes is summed over; that matters only if they grow differently."""
-        grown = {n / b for n, b in zip(self.shapes[name], base, strict=True)}
-        if len(grown) > 1 and len(base) == 2:
+        """A bare parameter does not say which of its axes is summed over; if all that grow grow alike, that does not matter."""
+        grown = [n / b for n, b in zip(self.shapes[name], base, strict=True) if n != b]
+        if len(grown) == 1 or len(set(grown)) > 1:
             raise UserError(
                 f"'{name}' is a bare parameter that grows from {base} to {self.shapes[name]}: I cannot tell which axis is its fan-in",
                 fix="hold it in an nn.Linear",
             )
-        return max(grown, key=lambda g: abs(g - 1))
+        return grown[0] if grown else 1.0
 
     def base_shape(self, name: str) -> "tuple[int, ...] | None":
         return None if self.base_by_template is None else self.base_by_template[self.found.template(name)]
@@ -217,10 +258,9 @@ def resolve_parameters(found: Anatomy, shapes: "dict[str, tuple[int, ...]]", rat
     for name, shape in shapes.items():
         template = found.template(name)
         part = found.parts[template]
-        m_N, m_L = ratios.of(name)
-        resolved[name] = Resolved(
-            name, template, part, shape, m_N, m_L, muon=_muon(part.fan_in, shape, ratios.base_shape(name))
-        )
+        m_N, m_out, m_L = ratios.of(name)
+        muon = _muon(part.fan_in, shape, ratios.base_shape(name))
+        resolved[name] = Resolved(name, template, part, shape, m_N, m_out, m_L, muon=muon)
     return resolved
 
 
@@ -229,8 +269,8 @@ def _muon(axes: tuple[int, ...], shape: tuple[int, ...], base: "tuple[int, ...] 
         return 1.0
 
     def factor(s: tuple[int, ...]) -> float:
-        fan_in = product(s, axes)
-        return muon_shape_factor(product(s, tuple(range(len(s)))) // fan_in, fan_in)
+        fan_in, rows = product(s, axes), s[0]
+        return muon_shape_factor(math.prod(s) // fan_in, fan_in, rows, math.prod(s) // rows)
 
     return factor(shape) / factor(base)
 
@@ -244,7 +284,7 @@ def place_multipliers(
     rules: Rules,
 ) -> tuple[Multiplier, ...]:
     """The forward factors of this model, at every module that they act on."""
-    modules = [name for name, _ in model.named_modules()]
+    modules = [plain(name) for name, _ in model.named_modules()]
 
     def of(templates: "list[str | None]") -> tuple[str, ...]:
         wanted = set(templates)
@@ -258,6 +298,7 @@ def place_multipliers(
         sites = [b for b in found.branches if any(p.startswith(stack.stem) for p in b.parameters)]
         hooked = of([b.module for b in sites]) if all(b.module for b in sites) else ()
         names = having(tuple(p for b in sites for p in b.parameters))
+        _all_hooked(stack, sites, hooked, len(sites) * stack.depth(list(parameters)))
         placed.append(Multiplier("branch", rules.branch(1.0, ratios.depth[stack.stem]), hooked, names))
     m_readout = parameters[found.width[0]].m_N
     placed.append(
@@ -268,11 +309,43 @@ def place_multipliers(
             having(found.readout.parameters),
         )
     )
-    for site in found.embeddings:
-        placed.append(Multiplier("embedding", rules.embedding(ratios.m_N), of([site.module]), having(site.parameters)))
+    for table, scale in found.tables.items():
+        if is_root_of_width(scale, found, model):
+            placed.append(
+                Multiplier(
+                    "embedding", rules.embedding(ratios.m_N), of([table.removesuffix(".weight")]), having((table,))
+                )
+            )
     if base_model is not None:
-        placed += attention_multipliers(model, base_model, found, rules)
+        placed += attention_multipliers(model, base_model, found, rules, ratios.width, ratios.base.width)
     return tuple(placed)
+
+
+def _all_hooked(stack: Stack, sites: list[Site], hooked: tuple[str, ...], expected: int) -> None:
+    distinct = len({b.module for b in sites})
+    if hooked and len(hooked) * len(sites) != expected * distinct:
+        raise UserError(
+            f"of the modules that write to the stream in '{stack.stem}*', {len(hooked)} were found: some blocks hold theirs elsewhere",
+            fix="parametrize before wrapping the blocks",
+        )
+
+
+def is_root_of_width(scale: float, found: Anatomy, model: nn.Module) -> bool:
+    """Gemma multiplies its embeddings by sqrt(N): a width factor that the rules do not want.
+
+    One number cannot tell sqrt(N) from a constant that happens to equal it, so a model that can be run is asked at its own width.
+    """
+    if scale <= 1.01 or abs(scale / float(found.specimen_width) ** 0.5 - 1) > 1e-2:
+        return False
+    if on_meta(model) or size(model) > LARGEST_CHECKED:
+        return True
+    name, axis = found.width
+    width = dict(named_parameters(model))[name].shape[axis]
+    return width == found.specimen_width or any(
+        abs(value / float(width) ** 0.5 - 1) < 1e-2
+        for key, value in own_tables(model, found).items()
+        if key in found.tables
+    )
 
 
 def with_folds(parameters: dict[str, Resolved], placed: tuple[Multiplier, ...], found: Anatomy) -> dict[str, Resolved]:

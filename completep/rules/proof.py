@@ -1,9 +1,12 @@
-"""The proof on numbers: with its writers zeroed, every block is the identity on the residual stream.
+"""The proof on numbers: the writers are all that a block writes with, and what it writes is linear in them.
 
-If that holds, scaling the writers scales the branches and nothing else, which is what the rules ask for.
-If it does not, something else writes to the stream, and the error says where and how much.
+With every writer at zero, each block must be the identity on the residual stream, and the stream must be the same before every
+block and after the last. With one branch's writers back, the stream must move, and move twice as far when they are doubled.
+Then scaling the writers scales the branches and nothing else, which is what the rules ask for. If not, the error says where.
 """
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,62 +31,105 @@ def randomise_(model: nn.Module, seed: int = 0) -> None:
             p.copy_(noise * max(p[0].numel(), 1) ** -0.5 if p.dim() > 1 else 1 + 0.3 * noise)
 
 
+@torch.no_grad()
+def set_writers_(model: nn.Module, values: "Mapping[str, Tensor | float]") -> None:
+    for name, value in values.items():
+        parameter = model.get_parameter(name)
+        parameter.copy_(value) if isinstance(value, Tensor) else parameter.fill_(value)
+
+
+@contextmanager
+def zeroed(model: nn.Module, parts: Mapping[str, Part], names: "list[str]") -> Iterator[dict[str, Tensor]]:
+    """The model with these parameters acting as zero; gives their real values and puts them back."""
+    saved = {name: model.get_parameter(name).detach().clone() for name in names}
+    set_writers_(model, {name: -parts[name].offset for name in names})
+    try:
+        yield saved
+    finally:
+        set_writers_(model, saved)
+
+
 def prove(f: Findings, parts: dict[str, Part], example: Any) -> dict[str, float]:
-    """Zero the writers and look. Returns by what constant the model multiplies each embedding on its way in."""
-    model = f.trace.model
+    """Returns by what constant the model multiplies each embedding on its way into the stream."""
     readout_is_linear(f)
-    saved = {name: model.get_parameter(name).detach().clone() for name in f.writer_names}
-    with torch.no_grad():
-        for name in saved:
-            model.get_parameter(name).fill_(-parts[name].offset)
-    t = anatomy.trace(model, example)
-    blocks_are_identity(f, t)
-    nothing_else_writes(f, t)
-    scales = embedding_scales(f, t)
-    with torch.no_grad():
-        for name, value in saved.items():
-            model.get_parameter(name).copy_(value)
+    with zeroed(f.trace.model, parts, f.writer_names) as values:
+        t = anatomy.trace(f.trace.model, example)
+        stream_is_untouched(f, t)
+        scales = embedding_scales(f, t)
+        branches_are_linear(f, parts, values, example, t.inputs[f.stream_reader].detach())
     return scales
 
 
-def blocks_are_identity(f: Findings, t: anatomy.Trace) -> None:
-    for name, output in t.outputs.items():
-        if not any(s.pattern.fullmatch(name) for s in f.stacks) or name not in t.inputs:
-            continue
-        given = t.inputs[name]
-        if given.shape != output.shape:
-            continue  # this block's sum stands outside it; nothing_else_writes covers that
-        leak = relative(output - given, given)
-        if leak > TOLERANCE and relative(output, given) > TOLERANCE:  # a block that returns zero is a bare branch
-            raise leaked(name, leak, f)
+def stream_is_untouched(f: Findings, t: anatomy.Trace) -> None:
+    """Wherever a module reads the stream or gives it out, it is the same stream; a bare branch gives out nothing."""
+    first = t.inputs[f.readers[0]]
+
+    def off(x: Tensor) -> float:  # a pooled stream has another size, and cannot be compared
+        return relative(x.reshape(first.shape) - first, first) if x.numel() == first.numel() else 0.0
+
+    for name in f.readers:
+        if (size := off(t.inputs[name])) > TOLERANCE:
+            raise leaked(f"the stream before '{name}' is not what it was before '{f.readers[0]}'", size, f)
+    for name in f.carriers:
+        if (size := off(t.outputs[name])) > TOLERANCE and relative(t.outputs[name], first) > TOLERANCE:
+            raise leaked(f"'{name}' still changes the residual stream", size, f)
+    if (size := off(t.inputs[f.stream_reader])) > TOLERANCE:
+        raise leaked("the stream after the last block is not what it was before the first", size, f)
 
 
-def nothing_else_writes(f: Findings, t: anatomy.Trace) -> None:
-    """With the writers at zero, no other parameter of a block may reach the stream."""
-    writers = set(f.writer_names)
-    others = {n: p for n, p in f.trace.model.named_parameters() if f.in_stack(n) and n not in writers}
-    root = t.inputs[f.stream_reader]
-    if not others:
-        return
-    try:
-        grads = torch.autograd.grad(root.square().sum(), list(others.values()), allow_unused=True, retain_graph=True)
-    except RuntimeError as error:
-        raise UserError(
-            f"the backward pass fails on this model: {error}",
-            fix="make it trainable first (an in-place `x += f(x)` on the stream is a common reason)",
-        ) from error
-    for (name, _), grad in zip(others.items(), grads, strict=True):
-        if grad is not None and (size := grad.abs().max().item()) > TOLERANCE:
-            raise leaked(name, size, f)
-
-
-def leaked(where: str, size: float, f: Findings) -> UserError:
+def leaked(what: str, size: float, f: Findings) -> UserError:
     return UserError(
-        f"with its writers zeroed, '{where}' still changes the residual stream (by {size:.2g}, relative to the stream): "
-        f"the writers found are {', '.join(sorted(set(f.writer_names))[:4])}, …",
-        fix="name every parameter that writes last into a branch: writers=[…]; a block must be x + f(x), nothing scaled, "
+        f"with all writers zeroed, {what}: it differs by {size:.2g}, relative to the stream; "
+        f"the writers are {', '.join(sorted({f.template(n) for n in f.writer_names})[:4])}",
+        fix="name every parameter that writes last into a branch: writers=[…]; a block must be x + f(x), with nothing scaled, "
         "replaced or normed on the way",
     )
+
+
+@torch.no_grad()
+def branches_are_linear(
+    f: Findings, parts: dict[str, Part], values: dict[str, Tensor], example: Any, rest: Tensor
+) -> None:
+    """One branch at a time, all others at zero: what it adds must be there, and double with its writers."""
+    seen: set[tuple[str, ...]] = set()
+    for leaf in f.writers:
+        like = tuple(f.template(n) for n in leaf.parameters)
+        if like in seen:  # its like in another block runs the same code
+            continue
+        seen.add(like)
+        once, twice = (
+            _stream_with(f, {n: k * (values[n] + parts[n].offset) - parts[n].offset for n in leaf.parameters}, example)
+            - rest
+            for k in (1.0, 2.0)
+        )
+        set_writers_(f.trace.model, {n: -parts[n].offset for n in leaf.parameters})
+        who = ", ".join(leaf.parameters)
+        if relative(once, rest) <= TOLERANCE:
+            raise UserError(
+                f"{who}: named as a writer, but without the others it adds nothing to the stream",
+                fix="name only the parameters of the last operation of each branch",
+            )
+        if relative(twice - 2 * once, once) > 10 * TOLERANCE:
+            raise UserError(
+                f"a branch is not linear in {who}: doubling them does not double what it adds to the stream",
+                fix="end the branch in a plain linear layer or norm, used once, with nothing after it",
+            )
+
+
+def _stream_with(f: Findings, values: "dict[str, Tensor]", example: Any) -> Tensor:
+    set_writers_(f.trace.model, values)
+    seen: list[Tensor] = []
+
+    def keep(module: nn.Module, args: Any, kwargs: Any) -> None:
+        given = anatomy.first_tensor(args)
+        seen.append(given if given is not None else anatomy.first_tensor(kwargs))  # type: ignore[arg-type]
+
+    handle = f.trace.model.get_submodule(f.stream_reader).register_forward_pre_hook(keep, with_kwargs=True)
+    try:
+        anatomy.call(f.trace.model, example)
+    finally:
+        handle.remove()
+    return seen[0]
 
 
 def readout_is_linear(f: Findings) -> None:
@@ -103,8 +149,17 @@ def embedding_scales(f: Findings, t: anatomy.Trace) -> dict[str, float]:
     tables = [
         e.parameters[0] for e in f.entries if e.site and isinstance(f.trace.model.get_submodule(e.site), nn.Embedding)
     ]
+    weights = [f.trace.model.get_parameter(n) for n in tables]
     root = t.inputs[f.stream_reader]
-    grads = torch.autograd.grad(root.sum(), [f.trace.model.get_parameter(n) for n in tables]) if tables else ()
+    if not tables or f.entry_norms:
+        return dict.fromkeys(tables, 1.0)
+    try:
+        grads = torch.autograd.grad(root.sum(), weights)
+    except RuntimeError as error:
+        raise UserError(
+            f"the backward pass fails on this model: {error}",
+            fix="make it trainable first (an in-place `x += f(x)` on the stream is a common reason)",
+        ) from error
     return {name: grad.sum().item() / root.numel() for name, grad in zip(tables, grads, strict=True)}
 
 

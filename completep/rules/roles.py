@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from completep.errors import UserError, some
 from completep.rules import anatomy
-from completep.rules.anatomy import Leaf, Readout, Stack, Trace, matches
+from completep.rules.anatomy import Leaf, Readout, Stack, Trace, matches, template
 from completep.rules.table import Role
 
 
@@ -20,6 +20,10 @@ class Part:
     fan_in: tuple[int, ...] = ()  # the axes that a matrix sums over; none for vectors and tables
     start: float = 0.0  # where a vector starts: 1 for a gain, 0 for a bias
     offset: float = 0.0  # 1 where the model uses (1 + gain), as Gemma does
+
+    def folded(self, value: float, c: float) -> float:
+        """`value` of a vector's entry, in the coordinates of the folded form."""
+        return c * (value + self.offset) - self.offset
 
 
 @dataclass(frozen=True)
@@ -38,16 +42,15 @@ class Anatomy:
     parts: Mapping[str, Part]
     branches: tuple[Site, ...]
     readout: Site
-    embeddings: tuple[Site, ...]  # only those that the model itself multiplies by sqrt(N)
+    tables: Mapping[str, float]  # embeddings by their weight, and the constant that the model multiplies each by
     width: tuple[str, int]  # the parameter and axis that N is read from
+    specimen_width: int
     final_norm: str | None  # the norm closest to the readout
     stream_reader: str  # the module whose input is the stream after the last block
     tied: bool
 
     def template(self, name: str) -> str:
-        for stack in self.stacks:
-            name = stack.template(name)
-        return name
+        return template(name, self.stacks)
 
     def stack_of(self, name: str) -> Stack | None:
         return next((s for s in self.stacks if s.pattern.match(name)), None)
@@ -61,10 +64,12 @@ class Findings:
     stacks: tuple[Stack, ...]
     readout: Readout
     final_norms: tuple[str, ...]
-    root: Tensor  # the stream after the last block
+    root: Tensor  # the stream after the last block, pooled if the model pools before its final norm
     writers: tuple[Leaf, ...]
     entries: tuple[Leaf, ...]
     entry_norms: tuple[str, ...]
+    readers: tuple[str, ...]  # modules that are given the stream, in the order they run in
+    carriers: tuple[str, ...]  # modules that give the stream out, or a part of it
 
     @property
     def writer_names(self) -> list[str]:
@@ -80,6 +85,9 @@ class Findings:
     def in_stack(self, name: str) -> bool:
         return any(s.pattern.match(name) for s in self.stacks)
 
+    def template(self, name: str) -> str:
+        return template(name, self.stacks)
+
 
 def dissect(specimen: nn.Module, example: object, writers: "list[str] | None") -> Findings:
     """Run the specimen once and walk from its logits down to its embeddings."""
@@ -91,13 +99,19 @@ def dissect(specimen: nn.Module, example: object, writers: "list[str] | None") -
         )
     t = anatomy.trace(specimen, example)
     readout = anatomy.find_readout(t)
-    final_norms, root_node = anatomy.find_norm_above(anatomy.activation_of(readout, t), t)
+    final_norms = anatomy.norms_before(anatomy.activation_of(readout, t), t)
     in_stack = [n for n in final_norms if any(s.pattern.match(n) for s in stacks)]
     if in_stack:
         raise post_norm(in_stack[0])
-    found = _walk(root_node, t, stacks, writers)
     root = t.inputs[final_norms[-1]] if final_norms else _readout_input(readout, t)
-    return Findings(t, stacks, readout, tuple(final_norms), root, *found)
+    found, sums = _walk(root.grad_fn, t, stacks, writers)
+    inner = [n for n in t.outputs if any(s.pattern.match(n) for s in stacks)]
+    inner.sort(
+        key=lambda n: not any(s.pattern.fullmatch(n) for s in stacks)
+    )  # whole blocks first: they make the better names
+    readers = tuple(n for n in inner if n in t.inputs and t.inputs[n].grad_fn in sums)
+    carriers = tuple(n for n in inner if t.nodes[n] in sums)
+    return Findings(t, stacks, readout, tuple(final_norms), root, *found, readers, carriers)
 
 
 def post_norm(name: str) -> UserError:
@@ -118,15 +132,21 @@ def _readout_input(readout: Readout, t: Trace) -> Tensor:
 
 def _walk(
     root: anatomy.Node, t: Trace, stacks: tuple[Stack, ...], named: "list[str] | None"
-) -> tuple[tuple[Leaf, ...], tuple[Leaf, ...], tuple[str, ...]]:
-    """(writers, entries, norms right after the embedding) of the stream that ends at `root`."""
+) -> tuple[tuple[tuple[Leaf, ...], tuple[Leaf, ...], tuple[str, ...]], set[anatomy.Node]]:
+    """((writers, entries, norms right after the embedding), nodes on the way) of the stream that ends at `root`."""
 
     def inside(leaf: Leaf) -> bool:
-        return any(s.pattern.match(name) for s in stacks for name in leaf.parameters)
+        names = leaf.parameters or ((leaf.site,) if leaf.site else ())
+        return any(s.pattern.match(name) for s in stacks for name in names)
 
-    writers, entries, norms, todo = [], [], [], [root]
+    writers: list[Leaf] = []
+    entries: list[Leaf] = []
+    norms: list[str] = []
+    todo = [root]
+    sums: set[anatomy.Node] = set()
     while todo:
-        for leaf in anatomy.stream_leaves(todo.pop(), t):
+        way = sums if not norms else set()  # what stands before an embedding norm is not the stream yet
+        for leaf in anatomy.stream_leaves(todo.pop(), t, way, opaque=named is not None):
             if inside(leaf):
                 writers.append(leaf)
             elif leaf.site is not None and anatomy.is_norm(t.model.get_submodule(leaf.site)):
@@ -145,13 +165,23 @@ def _walk(
         )
     if named is not None:
         writers = _named_writers(writers, named, t)
+    _every_branch_can_be_scaled(writers, stacks)
+    source = [t.nodes[norms[0]]] if len(norms) == 1 else [e.node for e in entries] if len(entries) == 1 else []
+    return (tuple(writers), tuple(entries), tuple(norms)), sums | set(source)
+
+
+def _every_branch_can_be_scaled(writers: list[Leaf], stacks: tuple[Stack, ...]) -> None:
+    for leaf in writers:
+        if not leaf.parameters:
+            raise UserError(
+                f"'{leaf.site}' ends a branch and has no parameters to scale it by", fix="give that norm a gain"
+            )
     for stack in stacks:
         if not any(stack.pattern.match(n) for w in writers for n in w.parameters):
             raise UserError(
                 f"no block of '{stack.stem}*' adds anything to the residual stream that reaches the logits",
                 fix="an encoder–decoder or auxiliary stack has no rule here; parametrize the decoder alone",
             )
-    return tuple(writers), tuple(entries), tuple(norms)
 
 
 def _refuse_outer_matrix(leaf: Leaf, t: Trace) -> None:
@@ -174,28 +204,29 @@ def _named_writers(found: list[Leaf], named: list[str], t: Trace) -> list[Leaf]:
     return [Leaf(sites.get(name), (name,), None) for name in names]
 
 
-def assign(f: Findings, patterns: Mapping[str, Role]) -> dict[str, Part]:
-    """The part that each of the specimen's parameters plays, by its own name."""
-    model = f.trace.model
+def assign(f: Findings, patterns: Mapping[str, Role], constants: Mapping[str, float]) -> dict[str, Part]:
+    """The part that each of the specimen's parameters plays, by its own name.
+
+    `constants` are the values at which the constructor left those parameters that it filled with one number.
+    """
     parts: dict[str, Part] = {}
     unknown: dict[str, nn.Parameter] = {}
     unused = set(patterns)
-    for name, parameter in model.named_parameters():
+    norms = {n: p for site, module in f.trace.model.named_modules() for n, p in _norm_parts(f, site, module).items()}
+    for name, parameter in f.trace.model.named_parameters():
         owner, _, attribute = name.rpartition(".")
-        part = _part(f, owner, attribute, name, parameter)
+        part = norms.get(name) or _part(f, owner, attribute, name, parameter)
         for pattern, role in patterns.items():
             if matches(name, (pattern,)):
                 unused.discard(pattern)
-                part = replace(part or _bare(role, parameter), role=role)
+                part = replace(part or Part(role, start=constants.get(name, 0.0)), role=role)
         if part is None:
             unknown[name] = parameter
         else:
             parts[name] = part
     if unused:
-        raise UserError(
-            f"roles: no parameter matches {some(sorted(unused))}",
-            fix=f"names look like: {some(list(f.trace.parameters.values()), 4)}",
-        )
+        known = some(list(f.trace.parameters.values()), 4)
+        raise UserError(f"roles: no parameter matches {some(sorted(unused))}", fix=f"names look like: {known}")
     if unknown:
         raise no_role(f, unknown)
     return parts
@@ -205,41 +236,30 @@ def no_role(f: Findings, unknown: Mapping[str, nn.Parameter]) -> UserError:
     """All unknown names at once, with a guess that the user can paste and correct."""
     guesses = {}
     for name, parameter in unknown.items():
-        inside = f.in_stack(name)
+        inside, matrix = f.in_stack(name), parameter.dim() > 1
+        normlike = "norm" in type(f.trace.model.get_submodule(name.rpartition(".")[0])).__name__.lower()
         guess = (
-            (Role.HIDDEN if inside else Role.EMBEDDING)
-            if parameter.dim() > 1
-            else (Role.HIDDEN_BIAS if inside else Role.FINAL_NORM)
+            (Role.HIDDEN if inside else Role.EMBEDDING) if matrix else (Role.HIDDEN_BIAS if inside else Role.FINAL_NORM)
         )
-        pattern = name
-        for stack in f.stacks:
-            pattern = stack.template(pattern)
-        guesses[pattern] = f"{pattern!r}: Role.{guess.name}"
+        guess = Role.BLOCK_NORM if normlike and inside and not matrix else guess
+        guesses[f.template(name)] = f"{f.template(name)!r}: Role.{guess.name}"
     return UserError(
         f"{len(guesses)} parameters have no role: {some(list(guesses))}",
         fix="say what they are, for instance roles={" + ", ".join(list(guesses.values())[:6]) + "}",
     )
 
 
-def _bare(role: Role, parameter: nn.Parameter) -> Part:
-    return Part(role, start=1.0 if role in (Role.BLOCK_NORM, Role.QK_NORM, Role.FINAL_NORM) else 0.0)
-
-
 def _part(f: Findings, owner: str, attribute: str, name: str, parameter: nn.Parameter) -> Part | None:
     module = f.trace.model.get_submodule(owner)
     if name == f.readout.bias:
         return Part(Role.UNEMBEDDING_BIAS)
-    if anatomy.is_norm(module):
-        return _norm_part(f, owner, module, attribute)
     if f.in_stack(name):
         return _hidden_part(module, attribute, parameter)
     entry = next((leaf for leaf in f.entries if name in leaf.parameters), None)
-    if isinstance(module, nn.Embedding):
-        return Part(Role.EMBEDDING)
-    if entry is not None and (entry.site is None or f.trace.inputs.get(entry.site, parameter).grad_fn is None):
-        return Part(Role.EMBEDDING_BIAS if attribute == "bias" else Role.EMBEDDING)
+    if entry is not None:
+        return Part(Role.EMBEDDING_BIAS if attribute == "bias" and entry.site else Role.EMBEDDING)
     if name == f.readout.weight:
-        return Part(Role.UNEMBEDDING, fan_in=fan_in_axes(module, parameter))
+        return Part(Role.UNEMBEDDING, fan_in=fan_in_axes(module, parameter) if f.readout.site else (width_axis(f),))
     return None
 
 
@@ -261,48 +281,61 @@ def fan_in_axes(module: nn.Module, parameter: nn.Parameter) -> tuple[int, ...]:
     return tuple(range(1, parameter.dim()))
 
 
-def _norm_part(f: Findings, site: str, module: nn.Module, attribute: str) -> Part | None:
-    outside = {*f.final_norms, *f.entry_norms}
-    if not f.in_stack(site + ".") and site not in outside:
-        return None
-    if attribute == "bias":
-        start, offset = 0.0, 0.0
-    elif attribute in ("weight", "gain", "scale", "gamma", "g"):
-        offset = norm_offset(f, site, module, attribute)
-        start = 1.0 - offset
-    else:
-        return None
-    if site in outside:
-        return Part(Role.FINAL_NORM, start=start, offset=offset)
-    role = Role.QK_NORM if _per_head(f, site, module) else Role.BLOCK_NORM
-    return Part(role, start=start, offset=offset)
+def width_axis(f: Findings) -> int:
+    """Which axis of the readout's matrix is the stream's width."""
+    weight = f.trace.model.get_parameter(f.readout.weight)
+    if f.readout.site is not None:
+        return fan_in_axes(f.trace.model.get_submodule(f.readout.site), weight)[0]
+    if isinstance(f.trace.model.get_submodule(f.readout.weight.rpartition(".")[0]), nn.Embedding):
+        return 1
+    if weight.shape[0] == weight.shape[1]:
+        raise UserError(
+            f"'{f.readout.weight}' is a square bare readout: I cannot tell its axes apart",
+            fix="hold it in an nn.Linear",
+        )
+    return next(axis for axis, n in enumerate(weight.shape) if n == f.root.shape[-1])
+
+
+def _norm_parts(f: Findings, site: str, module: nn.Module) -> dict[str, Part]:
+    """The parts of a norm's parameters, if it is one, stands where the rules know it, and really normalises."""
+    outside = site in f.final_norms or site in f.entry_norms
+    if not anatomy.is_norm(module) or site not in f.trace.inputs or not (outside or f.in_stack(site + ".")):
+        return {}
+    role = Role.FINAL_NORM if outside else Role.QK_NORM if _per_head(f, site, module) else Role.BLOCK_NORM
+    return {
+        f"{site}.{name}": Part(role, start=start, offset=offset)
+        for name, start, offset in gains_and_biases(f, site, module)
+    }
 
 
 def _per_head(f: Findings, site: str, module: nn.Module) -> bool:
     """Is this norm applied to each head on its own, with one gain for all of them? Then it sees more rows than tokens."""
-    given = f.trace.inputs[site]
-    length = max(p.numel() for p in module.parameters(recurse=False))
-    tokens = f.root.numel() // f.root.shape[-1]
-    return given.dim() > f.root.dim() or given.numel() // length > tokens
+    given, stream = f.trace.inputs[site], f.trace.inputs[f.readers[0]]
+    length = max((p.numel() for p in module.parameters()), default=given.shape[-1])
+    tokens = stream.numel() // stream.shape[-1]
+    return given.dim() > stream.dim() or given.numel() // length > tokens
 
 
-def norm_offset(f: Findings, site: str, module: nn.Module, attribute: str) -> float:
-    """0 if the norm multiplies by its weight, 1 if by 1 + weight: measured, since both go by the name RMSNorm."""
-    gain = getattr(module, attribute)
+def gains_and_biases(f: Findings, site: str, module: nn.Module) -> list[tuple[str, float, float]]:
+    """(name, start, offset) of a norm's vectors, measured: norms agree neither on names nor on w against 1 + w."""
+    given = f.trace.inputs[site].detach()
+    saved = {name: p.detach().clone() for name, p in module.named_parameters()}
+    found = []
     with torch.no_grad():
-        saved = {n: p.detach().clone() for n, p in module.named_parameters()}
+        if not torch.allclose(module(given), module(3 * given), rtol=1e-2, atol=1e-2):
+            return []
         for p in module.parameters():
             p.zero_()
-        given = f.trace.inputs[site].detach()
-        at_zero = module(given).abs().max().item()
-        gain.fill_(1.0)
-        at_one = module(given).abs().max().item()
-        for n, p in module.named_parameters():
-            p.copy_(saved[n])
-    offset = at_zero / (at_one - at_zero) if at_one > at_zero else float("nan")
-    if abs(offset - round(offset, 0)) > 1e-3 or round(offset) not in (0, 1):
-        raise UserError(
-            f"norm '{site}' ({type(module).__name__}) multiplies neither by its {attribute} nor by 1 + {attribute}",
-            fix="use a norm with a plain gain, or give the parameter's role by name and start it yourself",
-        )
-    return float(round(offset))
+        at_zero = module(given)
+        offset = 1.0 if at_zero.abs().max() > 1e-6 else 0.0
+        for name, p in module.named_parameters():
+            p.fill_(1.0)
+            moved = module(given) - at_zero
+            p.zero_()
+            if torch.allclose(moved, torch.ones_like(moved), atol=1e-5):
+                found.append((name, 0.0, 0.0))  # adds itself: a bias
+            elif offset == 0.0 or torch.allclose(moved, at_zero, rtol=1e-3, atol=1e-5):
+                found.append((name, 1.0 - offset, offset))  # multiplies, alone or as 1 + itself: a gain
+        for name, p in module.named_parameters():
+            p.copy_(saved[name])
+    return found

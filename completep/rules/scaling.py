@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from completep.config import Shape
 from completep.errors import UserError, some
-from completep.rules.multipliers import Multiplier
+from completep.rules.multipliers import Multiplier, plain
 from completep.rules.roles import Anatomy, Part
 from completep.rules.table import DECAYED, RANDOM, Column, Folded, Role, Rule, Rules, optimizer_kind
 
@@ -32,7 +32,8 @@ class Resolved:
     template: str
     part: Part
     shape: tuple[int, ...]
-    m_N: float
+    m_N: float  # of the fan-in
+    m_out: float  # of the fan-out
     m_L: float
     fold: float = 1.0  # c, where a multiplier folds into this parameter: W' = cW
     muon: float = 1.0  # change of sqrt(fan_out / fan_in), beyond what torch's Muon does itself
@@ -43,12 +44,13 @@ class Resolved:
 
     def factors(self, rule: Rule, column: Column, c: float) -> "Factors":
         """The resolved row, in the coordinates W' = cW."""
-        folded = Folded.by(c, column)
+        folded, muon = Folded.by(c, column), self.muon if column is Column.MUON else 1.0
+        at = (self.m_N, self.m_L, self.m_out)
         return Factors(
-            init_std=rule.init_std(self.m_N, self.m_L) * c,
-            lr=rule.lr(self.m_N, self.m_L) * folded.lr * (self.muon if column is Column.MUON else 1.0),
-            weight_decay=rule.weight_decay(self.m_N, self.m_L) * folded.weight_decay if self.role in DECAYED else 0.0,
-            eps=rule.eps(self.m_N, self.m_L) * folded.eps,
+            init_std=rule.init_std(*at) * c,
+            lr=rule.lr(*at) * folded.lr * muon,
+            weight_decay=rule.weight_decay(*at) * folded.weight_decay / muon if self.role in DECAYED else 0.0,
+            eps=rule.eps(*at) * folded.eps,
         )
 
 
@@ -64,12 +66,6 @@ def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Names as they were before any wrapper (DDP, torch.compile, activation checkpointing) added its own."""
     for name, parameter in model.named_parameters():
         yield plain(name), parameter
-
-
-def plain(name: str) -> str:
-    for wrapper in ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module."):
-        name = name.replace(wrapper, "")
-    return name
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -94,13 +90,16 @@ class Scaling:
     parameters: dict[str, Resolved] = field(repr=False)
     multipliers: tuple[Multiplier, ...] = field(repr=False)
     base: Shape
-    notes: tuple[str, ...] = ()
+    meta_buffers: tuple[str, ...] = field(
+        default=(), repr=False
+    )  # were on the meta device when the model was parametrized
 
     # -- starting values -------------------------------------------------------------------------
 
-    def init_(self, std: float = 0.02, *, seed: int = 0) -> "Scaling":
+    def init_(self, std: float = 0.02, *, seed: int = 0, buffers_filled: bool = False) -> "Scaling":
         """Fill every trainable parameter. A value depends on (seed, parameter name) alone: not on construction
-        order, device, rank count or sharding. Frozen parameters are left alone."""
+        order, device, rank count or sharding. Frozen parameters are left alone. Buffers that came from the meta device
+        hold garbage after to_empty(): fill them yourself, then say so with `buffers_filled`."""
         positive("std", std, zero=True)
         for name, parameter in self._tensors():
             if not parameter.requires_grad:
@@ -111,11 +110,23 @@ class Scaling:
                     fix="call model.to_empty(device=…) first, then init_",
                 )
             _fill(parameter, self._start(self.parameters[name], std, seed, parameter))
+        if self.meta_buffers and not buffers_filled:
+            raise UserError(
+                f"the parameters are filled, but not the buffers that came from the meta device: {some(list(self.meta_buffers))}",
+                fix="fill them (copy them from a model built for real), then call init_(…, buffers_filled=True)",
+            )
+        self._zero_padding()
         return self
+
+    @torch.no_grad()
+    def _zero_padding(self) -> None:
+        for module in self.model.modules():
+            if isinstance(module, nn.Embedding) and module.padding_idx is not None and module.weight.requires_grad:
+                module.weight[module.padding_idx] = 0.0
 
     def _start(self, r: Resolved, std: float, seed: int, parameter: nn.Parameter) -> "Tensor | float":
         if r.role not in RANDOM:
-            return self._c(r) * (r.part.start + r.part.offset) - r.part.offset
+            return r.part.folded(r.part.start, self._c(r))
         digest = hashlib.sha256(f"{seed}/{r.name}".encode()).digest()
         generator = torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8]) >> 1)
         noise = torch.randn(r.shape, generator=generator, device="cpu")
@@ -150,7 +161,7 @@ class Scaling:
         if eps is not None and kind.eps is None:
             raise UserError(f"{optimizer!r} has no eps that the rules scale", fix="leave eps out")
         eps = positive("eps", eps, zero=True) if eps is not None else kind.eps
-        wanted = set(self.rules.columns.get(kind.column, {})) if roles is None else set(roles)
+        wanted = self._roles(roles, kind.column)
         groups: dict[tuple[float, ...], dict[str, Any]] = {}
         for name, parameter in self._tensors():
             r = self.parameters[name]
@@ -165,13 +176,26 @@ class Scaling:
             setting = {"lr": lr * f.lr, "weight_decay": weight_decay * f.weight_decay, "lr_scale": f.lr}
             if eps is not None:
                 setting["eps"] = eps * f.eps
+            more: dict[str, Any] = {"adjust_lr_fn": "original"} if kind.column is Column.MUON else {}
             # c belongs to the key although it is not a setting: fold() must be able to move whole groups.
-            group = groups.setdefault((*setting.values(), r.fold), {"params": [], **setting, "roles": [], "names": []})
+            key = (*setting.values(), r.fold)
+            group = groups.setdefault(key, {"params": [], **setting, **more, "roles": [], "names": []})
             group["params"].append(parameter)
             group["names"].append(name)
             if str(r.role) not in group["roles"]:
                 group["roles"].append(str(r.role))
         return list(groups.values())
+
+    def _roles(self, roles: "Collection[Role] | None", column: Column) -> set[Role]:
+        known = self.rules.columns.get(column, {})
+        if not known:
+            raise UserError(
+                f"{self.rules.name} has no {column} column", fix="use an optimizer of the Adam family with these rules"
+            )
+        for role in roles or ():
+            if not isinstance(role, Role):
+                raise UserError(f"roles: {role!r} is no role", fix="use " + ", ".join(f"Role.{r.name}" for r in Role))
+        return set(known) if roles is None else set(roles)
 
     def grad_norm(self) -> Tensor:
         """The global gradient norm in unfolded coordinates: the same number whatever the style."""
@@ -196,18 +220,18 @@ class Scaling:
 
     # -- the two styles --------------------------------------------------------------------------
 
-    def fold(self, optimizer: "torch.optim.Optimizer | None" = None, schedulers: "Collection[Any]" = ()) -> "Scaling":
+    def fold(self, *optimizers: torch.optim.Optimizer, schedulers: "Collection[Any]" = ()) -> "Scaling":
         """Move every multiplier into the weights, at any moment of training: the same run goes on, and what is left is
-        an ordinary model that loads into its plain class. Give the optimizer and schedulers, or train on afresh."""
+        an ordinary model that loads into its plain class. Give all optimizers and schedulers, or train on afresh."""
         from completep.rules.fold import restyle
 
-        return restyle(self, "folded", optimizer, schedulers)
+        return restyle(self, "folded", optimizers, schedulers)
 
-    def unfold(self, optimizer: "torch.optim.Optimizer | None" = None, schedulers: "Collection[Any]" = ()) -> "Scaling":
+    def unfold(self, *optimizers: torch.optim.Optimizer, schedulers: "Collection[Any]" = ()) -> "Scaling":
         """The way back: plain weights, multipliers in the forward pass."""
         from completep.rules.fold import restyle
 
-        return restyle(self, "multiplier", optimizer, schedulers)
+        return restyle(self, "multiplier", optimizers, schedulers)
 
     def on(self, model: nn.Module) -> "Scaling":
         """The same scaling for a copy of the model (deepcopy, or the same class with these weights loaded)."""
@@ -229,7 +253,7 @@ class Scaling:
         for r in self.parameters.values():
             f = r.factors(self.rules.rule(r.role), Column.ADAM, 1.0)
             table[r.template] = {
-                "role": str(r.role), "m_N": r.m_N, "m_L": r.m_L, "fold": r.fold,
+                "role": str(r.role), "m_N": r.m_N, "m_out": r.m_out, "m_L": r.m_L, "fold": r.fold,
                 "init_std": f.init_std, "lr": f.lr, "weight_decay": f.weight_decay, "eps": f.eps,
             }  # fmt: skip
         return {
@@ -237,7 +261,7 @@ class Scaling:
             "rules": self.rules.name,
             "style": self.style,
             "base": {"width": self.base.width, "depth": self.base.depth},
-            "multipliers": {m.kind: m.factor for m in self.multipliers},
+            "multipliers": self.factors(),
             "parameters": table,
         }
 
@@ -257,6 +281,11 @@ class Scaling:
         from completep.rules.explain import explain
 
         return explain(self, std=std, lr=lr, weight_decay=weight_decay, eps=eps)
+
+    def factors(self) -> dict[str, float]:
+        """The multipliers of the forward pass by kind; a model with several stacks has several of a kind, told apart by place."""
+        kinds = [m.kind for m in self.multipliers]
+        return {m.kind if kinds.count(m.kind) == 1 else f"{m.kind} {m.modules[0]}": m.factor for m in self.multipliers}
 
     # -- inside ----------------------------------------------------------------------------------
 

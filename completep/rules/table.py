@@ -39,20 +39,23 @@ DECAYED = RANDOM  # weight decay acts on matrices only
 
 @dataclass(frozen=True)
 class Power:
-    """The factor m_N^width · m_L^depth."""
+    """The factor m_N^width · m_out^out · m_L^depth.
+
+    m_N is a matrix's own ratio of fan-in to the base's, m_out that of its fan-out. In a plain transformer both are N / N_base;
+    they differ where some dimension does not grow with the width (grouped keys, a feed-forward width of its own).
+    """
 
     width: float = 0.0
     depth: float = 0.0
+    out: float = 0.0
 
-    def __call__(self, m_N: float, m_L: float = 1.0) -> float:
-        return float(float(m_N) ** self.width * float(m_L) ** self.depth)
+    def __call__(self, m_N: float, m_L: float = 1.0, m_out: float | None = None) -> float:
+        m_out = m_N if m_out is None else m_out
+        return float(float(m_N) ** self.width * float(m_out) ** self.out * float(m_L) ** self.depth)
 
-    def __mul__(self, other: "Power") -> "Power":
-        return Power(self.width + other.width, self.depth + other.depth)
-
-    def __str__(self) -> str:
-        factors = [f"{m}^{e:g}" for m, e in (("m_N", self.width), ("m_L", self.depth)) if e]
-        return "·".join(factors) or "1"
+    def keep(self, *, width: bool, depth: bool) -> "Power":
+        """This power with its width or depth factors dropped."""
+        return Power(self.width * width, self.depth * depth, self.out * width)
 
 
 ONE = Power()
@@ -69,18 +72,11 @@ class Rule:
     source: str = TABLE_1
 
     def keep(self, *, width: bool, depth: bool) -> "Rule":
-        """This rule with its width or depth factors dropped."""
-
-        def kept(power: Power) -> Power:
-            return Power(power.width * width, power.depth * depth)
-
-        return replace(
-            self,
-            init_std=kept(self.init_std),
-            lr=kept(self.lr),
-            weight_decay=kept(self.weight_decay),
-            eps=kept(self.eps),
-        )
+        kept = {
+            name: getattr(self, name).keep(width=width, depth=depth)
+            for name in ("init_std", "lr", "weight_decay", "eps")
+        }
+        return replace(self, **kept)
 
 
 class Column(StrEnum):
@@ -99,7 +95,7 @@ class Rules:
     columns: Mapping[Column, Mapping[Role, Rule]]
     branch: Power  # on the output of every residual branch
     logits: Power  # on the readout's product with the final stream; its bias stays outside
-    attention: Power  # on the attention logits, in d_head / d_head_base, where a model divides by sqrt(d_head)
+    attention: Power  # the scale wanted on q·k, relative to the base's, in d_head / d_head_base
     embedding: Power  # on an embedding that the model itself multiplies by sqrt(N), as Gemma does
 
     def rule(self, role: Role, column: Column = Column.ADAM) -> Rule:
@@ -119,7 +115,7 @@ class Rules:
 def _adam(a: float) -> dict[Role, Rule]:
     depth_lr = Power(depth=a - 1)  # Desideratum 2: each branch moves the stream by Θ(1/L)
     outer_eps = Power(width=-1)  # ε follows the gradient's own size (App. D.5)
-    block_eps = Power(width=-1, depth=-a)
+    block_eps = Power(out=-1, depth=-a)  # a gradient is shared out over the outputs it flows back from
     return {
         Role.EMBEDDING: Rule(eps=outer_eps),
         Role.EMBEDDING_BIAS: Rule(eps=outer_eps, source="derived: an embedding row that every input shares"),
@@ -148,12 +144,15 @@ def _sgd(a: float) -> dict[Role, Rule]:
     """
     source = "derived from the gradient sizes of App. D.5; cf. Bordelon et al. 2024, Table 1"
     outer = Rule(lr=Power(width=1), weight_decay=Power(width=-1), source=source)
-    vector = Rule(lr=Power(width=1, depth=2 * a - 1), source=source)
+    vector = Rule(lr=Power(out=1, depth=2 * a - 1), source=source)
     return {
         Role.EMBEDDING: outer,
         Role.EMBEDDING_BIAS: outer,
         Role.HIDDEN: Rule(
-            init_std=Power(width=-1 / 2), lr=Power(depth=2 * a - 1), weight_decay=Power(depth=-a), source=source
+            init_std=Power(width=-1 / 2),
+            lr=Power(width=-1, out=1, depth=2 * a - 1),
+            weight_decay=Power(width=1, out=-1, depth=-a),
+            source=source,
         ),
         Role.HIDDEN_BIAS: vector,
         Role.BLOCK_NORM: vector,
@@ -185,7 +184,7 @@ def alpha(a: float) -> Rules:
         columns={Column.ADAM: _adam(a), Column.SGD: _sgd(a), Column.MUON: _muon(a)},
         branch=Power(depth=-a),
         logits=Power(width=-1),
-        attention=Power(width=-1 / 2),
+        attention=Power(width=-1),
         embedding=Power(width=-1 / 2),
     )
 
@@ -194,7 +193,7 @@ def _drop(rules: Rules, name: str, *, width: bool, depth: bool) -> Rules:
     """The same table with its width or depth factors gone."""
 
     def kept(power: Power) -> Power:
-        return Power(power.width * width, power.depth * depth)
+        return power.keep(width=width, depth=depth)
 
     columns = {
         c: {role: rule.keep(width=width, depth=depth) for role, rule in rows.items()}
@@ -206,7 +205,10 @@ def _drop(rules: Rules, name: str, *, width: bool, depth: bool) -> Rules:
 def literature(a: float) -> Rules:
     """alpha as described before the paper: biases, norms and ε know nothing of depth. Unstable; a negative control."""
     rules = alpha(a)
-    adam = {role: replace(rule, eps=Power(rule.eps.width)) for role, rule in rules.columns[Column.ADAM].items()}
+    adam = {
+        role: replace(rule, eps=rule.eps.keep(width=True, depth=False))
+        for role, rule in rules.columns[Column.ADAM].items()
+    }
     for role in (Role.HIDDEN_BIAS, Role.BLOCK_NORM, Role.QK_NORM):
         adam[role] = replace(adam[role], lr=ONE, source="Bordelon et al. 2023, Yang et al. 2023: not considered")
     return replace(rules, name=f"literature alpha={a:g}", columns={Column.ADAM: adam})
@@ -271,10 +273,9 @@ def optimizer_kind(optimizer: "str | type | object") -> OptimizerKind:
     return kind
 
 
-def muon_shape_factor(fan_out: int, fan_in: int) -> float:
-    """What is still missing to sqrt(fan_out / fan_in) after torch.optim.Muon's own sqrt(max(1, fan_out / fan_in))."""
-    aspect = fan_out / fan_in
-    return float((aspect / max(1.0, aspect)) ** 0.5)
+def muon_shape_factor(fan_out: int, fan_in: int, rows: int, columns: int) -> float:
+    """What is still missing to sqrt(fan_out / fan_in) after torch.optim.Muon's own sqrt(max(1, rows / columns))."""
+    return float((fan_out / fan_in / max(1.0, rows / columns)) ** 0.5)
 
 
 @dataclass(frozen=True)

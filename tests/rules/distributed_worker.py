@@ -12,14 +12,17 @@ from torch.distributed.tensor import DTensor
 
 from completep import parametrize
 from completep.model.gpt import gpt
+from tests.rules.test_pitfalls import Model
 from tests.rules.training import tokens
 
+MODELS = {
+    "reference": lambda width=32, depth=2: gpt(width, depth, 61, head_size=16),
+    "hooks": lambda width=32, depth=2: Model(width, depth),
+}
 
-def small(width=32, depth=2):
-    return gpt(width, depth, 61, head_size=16)
 
-
-def main(how: str, style: str, path: str) -> None:
+def main(how: str, style: str, kind: str, path: str) -> None:
+    small = MODELS[kind]
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.set_num_threads(1)

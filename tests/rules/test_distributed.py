@@ -11,25 +11,26 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def run(how, style, ranks, path):
+def run(how, style, kind, ranks, path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    command += ["-m", "tests.rules.distributed_worker", how, style, str(path)]
+    command += ["-m", "tests.rules.distributed_worker", how, style, kind, str(path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(path.read_text())
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    return run("ddp", "multiplier", 1, tmp_path_factory.mktemp("one") / "out.json")
+@pytest.fixture(scope="module", params=["reference", "hooks"])
+def alone(request, tmp_path_factory):
+    """(which model, what one process alone makes of it)"""
+    return request.param, run("ddp", "multiplier", request.param, 1, tmp_path_factory.mktemp("one") / "out.json")
 
 
-@pytest.mark.parametrize("style", ["multiplier", "folded"])
-@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+@pytest.mark.parametrize(("how", "style"), [("ddp", "multiplier"), ("fsdp", "multiplier"), ("fsdp", "folded")])
 def test_two_ranks_are_one(how, style, alone, tmp_path):
-    two = run(how, style, 2, tmp_path / "out.json")
+    kind, one = alone
+    two = run(how, style, kind, 2, tmp_path / "out.json")
     if style == "multiplier":
-        assert two["first"] == pytest.approx(alone["first"], rel=1e-6, abs=1e-6)
-    assert two["losses"] == pytest.approx(alone["losses"], rel=1e-5)
-    assert two["norms"] == pytest.approx(alone["norms"], rel=1e-4)
-    assert alone["losses"][0] != alone["losses"][-1]
+        assert two["first"] == pytest.approx(one["first"], rel=1e-6, abs=1e-6)
+    assert two["losses"] == pytest.approx(one["losses"], rel=1e-5)
+    assert two["norms"] == pytest.approx(one["norms"], rel=1e-4)
+    assert one["losses"][0] != one["losses"][-1]

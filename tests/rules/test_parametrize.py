@@ -104,10 +104,10 @@ def test_fold_and_unfold_in_the_middle_of_training(optimizer_name):
         scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=30)
         for i in range(30):
             if moves and i == 11:
-                scaling.fold(optimizer, [scheduler])
+                scaling.fold(optimizer, schedulers=[scheduler])
                 assert model.get_multipliers() == (1.0, 1.0)
             if moves and i == 21:
-                scaling.unfold(optimizer, [scheduler])
+                scaling.unfold(optimizer, schedulers=[scheduler])
                 assert model.get_multipliers() != (1.0, 1.0)
             step(model, optimizer, i)
             scheduler.step()
@@ -293,7 +293,7 @@ def test_every_torch_scheduler_keeps_the_ratios_and_survives_a_fold(name):
     scheduler = SCHEDULERS[name](optimizer)
     for i in range(6):
         if i == 4:
-            scaling.fold(optimizer, [scheduler])
+            scaling.fold(optimizer, schedulers=[scheduler])
         base = {round(g["lr"] / g["lr_scale"], 9) for g in optimizer.param_groups}
         assert len(base) == 1, f"step {i}"
         step(model, optimizer, i)

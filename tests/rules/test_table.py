@@ -59,7 +59,7 @@ def test_golden_table(a, N, L, column, golden):
     assert found.keys() == expected.keys()
     for role, row in expected.items():
         assert found[role] == pytest.approx(row, rel=1e-14), role
-    assert forward(alpha(a), N, L) == pytest.approx((L**-a, 1 / N, N**-0.5, N**-0.5), rel=1e-14)
+    assert forward(alpha(a), N, L) == pytest.approx((L**-a, 1 / N, 1 / N, N**-0.5), rel=1e-14)
 
 
 def test_every_role_has_an_adam_and_an_sgd_row():
@@ -180,5 +180,8 @@ def test_folding_there_and_back_is_nothing(c):
 
 def test_muon_shape_factor_completes_torchs_own():
     for fan_out, fan_in in [(64, 64), (256, 64), (64, 256)]:
-        torchs = max(1, fan_out / fan_in) ** 0.5
-        assert torchs * muon_shape_factor(fan_out, fan_in) == pytest.approx((fan_out / fan_in) ** 0.5)
+        for rows, columns in [(fan_out, fan_in), (fan_in, fan_out)]:  # as nn.Linear stores it, and as HF's Conv1D does
+            torchs = max(1, rows / columns) ** 0.5
+            assert torchs * muon_shape_factor(fan_out, fan_in, rows, columns) == pytest.approx(
+                (fan_out / fan_in) ** 0.5
+            )

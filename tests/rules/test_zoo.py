@@ -56,19 +56,16 @@ def test_explain_gives_every_parameter_its_role(name):
 @pytest.mark.parametrize("name", ZOO)
 def test_both_styles_give_the_same_logits_and_fold_into_the_plain_class(name):
     model, scaling = scale(name)
-    folded, _ = scale(name, "folded")[0], None
+    folded, theirs = scale(name, "folded")
     scaling.init_(0.1, seed=2)
-    theirs = parametrize(
-        folded2 := ZOO[name](64, 6), base=lambda: ZOO[name](32, 2), style="folded", roles=roles_for(name)
-    )
     theirs.init_(0.1, seed=2)
     inputs = example_for(name)
-    for m in (model, folded2, folded):
-        m.eval()
+    model.eval()
+    folded.eval()
     with torch.no_grad():
         expected = logits(model, inputs)
         assert expected.std() > 1e-4
-        assert worst(logits(folded2, inputs), expected) < 1e-4
+        assert worst(logits(folded, inputs), expected) < 1e-4
         scaling.fold()
         plain = ZOO[name](64, 6).eval()
         plain.load_state_dict(model.state_dict())
@@ -120,7 +117,7 @@ def test_a_forgotten_writer_is_caught(name):
         "torch-encoder": "*.linear2.*",
         "oddity": "*.shrink.*",
     }
-    with pytest.raises(UserError, match="still changes the residual stream"):
+    with pytest.raises(UserError, match=r"still changes the residual stream|is not what it was before"):
         parametrize(ZOO[name](64, 4), base=lambda: ZOO[name](32, 2), writers=[forgotten[name]], roles=roles_for(name))
 
 
@@ -159,12 +156,12 @@ def test_what_has_no_rule_is_refused_by_name(build, reason, style):
 
 
 def test_seventy_billion_parameters_on_meta():
-    """A subprocess, so that its peak memory is its own; the time is printed by benchmarks/, the bound here is loose."""
+    """In a process of its own, for its peak memory; how long it takes is benchmarks/rules_cost.py's to say."""
     import subprocess
     import sys
 
     code = """
-import resource, time, torch, transformers
+import resource, torch
 from transformers import LlamaConfig, LlamaForCausalLM
 import completep as cp
 def llama(width, depth, heads, kv, inner):
@@ -173,15 +170,12 @@ def llama(width, depth, heads, kv, inner):
 with torch.device("meta"):
     model = llama(8192, 80, 64, 8, 28672)
 assert sum(p.numel() for p in model.parameters()) > 68e9
-before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 scaling = cp.parametrize(model, base=lambda: llama(256, 2, 2, 1, 896))
-seconds = time.perf_counter() - start
 added = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20
 assert len(scaling.param_groups(1e-3)) <= 8
 assert {m.kind: m.factor for m in scaling.multipliers} == {"branch": 1 / 40, "logits": 1 / 32}
 assert added < 1, f"{added:.2f} GB"
-print(f"{seconds:.2f} s, {added:.2f} GB")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert float(done.stdout.split()[0]) < 30

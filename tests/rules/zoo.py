@@ -72,11 +72,14 @@ def vision_packages():
     return sys.modules["timm"], sys.modules["torchvision"]
 
 
-def timm_vit(width, depth):
+def timm_vit(width, depth, pool="token"):
     timm, _ = vision_packages()
-    return timm.models.VisionTransformer(
-        img_size=16, patch_size=8, embed_dim=width, depth=depth, num_heads=width // 16, num_classes=10
-    )
+    sizes = {"img_size": 16, "patch_size": 8, "embed_dim": width, "depth": depth, "num_heads": width // 16}
+    return timm.models.VisionTransformer(**sizes, num_classes=10, global_pool=pool)
+
+
+def timm_vit_average(width, depth):
+    return timm_vit(width, depth, "avg")
 
 
 def torchvision_vit(width, depth):
@@ -199,6 +202,7 @@ ZOO = {
     "mpt-alibi": huggingface("Mpt", d_model=lambda n, _: n, n_layers=lambda _, depth: depth, n_heads=lambda n, _: n // 16, max_seq_len=32),
     "torch-encoder": TorchEncoderLM,
     "timm-vit": timm_vit,
+    "timm-vit-average": timm_vit_average,
     "torchvision-vit": torchvision_vit,
     "oddity": Oddity,
     "outer-sum": OuterSum,
