@@ -253,6 +253,123 @@ def _read_run(path: Path | None) -> Any:
     return None if path is None else run_from_json(read_text(path), str(path))
 
 
+def prepare(
+    sources: Annotated[Positional[tuple[str, ...]], arg(metavar="SOURCE …")],
+    /,
+    out: Path,
+    tokenizer: str = "bytes",
+    validation: float = 0.01,
+    text_field: str = "text",
+    workers: int = 2,
+    json: bool = False,
+) -> int:
+    """Turn text into memory-mapped token shards. Run it again after an interruption, and it goes on.
+
+    Example: completep prepare python --out data/python --tokenizer bytes
+
+    Args:
+        sources: text files, folders, .jsonl, .jsonl.gz, .parquet, hf:NAME[:SPLIT], or `python` for Python's own source.
+        out: folder for the shards and their manifest.
+        tokenizer: bytes, gpt2, or the path of a tokenizer.json.
+        validation: share of the documents to keep for validation.
+        text_field: the field that holds the text, in JSON and Parquet.
+        workers: processes.
+        json: print JSON.
+    """
+    from rich.progress import Progress
+
+    from completep.data.prepare import prepare as run
+
+    with Progress(console=console(stderr=True), transient=True) as progress:
+        task = progress.add_task("tokenizing", total=None)
+        corpus = run(
+            sources,
+            out,
+            tokenizer=tokenizer,
+            validation=validation,
+            text_field=text_field,
+            workers=workers,
+            progress=lambda done, total, tokens: progress.update(task, completed=done, total=total),
+        )
+    counts = {split: corpus.tokens(split) for split in ("train", "validation")}
+    if json:
+        _print_json({"folder": str(out), "sha256": corpus.sha256, "vocabulary": corpus.vocabulary, "tokens": counts})
+    else:
+        told = f"{counts['train']:,} training and {counts['validation']:,} validation tokens"
+        console().print(f"{out}: {told}, sha256 {corpus.sha256[:12]}…")
+    return 0
+
+
+def train(
+    run: Annotated[Positional[Path], arg(metavar="RUN.json")],
+    /,
+    out: Path | None = None,
+    data: str | None = None,
+    micro_batch: int | None = None,
+    parallel: Literal["none", "ddp", "fsdp"] = "none",
+    replicas: int = 1,
+    precision: Literal["auto", "float32", "bf16"] = "auto",
+    compile: bool = False,
+    peak: str | None = None,
+    checkpoint_every: int = 1000,
+    keep: int = 2,
+    log_every: int = 10,
+    json: bool = False,
+) -> int:
+    """Train the run that `completep plan --run` wrote, or go on with it: the same command resumes.
+
+    Under torchrun: torchrun --nproc-per-node 2 -m completep train run.json --parallel fsdp
+
+    Example: completep train run.json --out runs/first --data python
+
+    Args:
+        run: a run.json.
+        out: the run's folder; by default beside run.json, with its name.
+        data: a folder that `completep prepare` wrote, or `python`, instead of the run's own.
+        micro_batch: sequences per device and pass; the rest of a batch is accumulated.
+        parallel: with torchrun: copies (ddp) or shards (fsdp) of the model on each device.
+        replicas: with fsdp: groups of devices that each hold a whole copy (HSDP).
+        precision: auto is bf16 autocast where the device has it.
+        compile: compile block by block.
+        peak: peak FLOP/s of the device, for utilisation; measured if not given.
+        checkpoint_every: steps between checkpoints.
+        keep: checkpoints to keep.
+        log_every: steps between records.
+        json: print the result as JSON.
+    """
+    from dataclasses import asdict, replace
+
+    from completep.train.loop import How
+    from completep.train.loop import train as run_it
+    from completep.units import parse_quantity
+
+    config = _read_run(run)
+    config = replace(config, data=replace(config.data, source=data, sha256=None)) if data is not None else config
+    top = None if peak is None else parse_quantity(peak, "peak")
+    how = How(micro_batch, parallel, replicas, precision, compile, top, checkpoint_every, keep, log_every)
+    folder = out if out is not None else run.with_suffix("")
+    talk = console(stderr=True)
+    result = run_it(config, folder, how, on_record=lambda r: talk.print(_record_line(r, config)), tell=talk.print)
+    if json:
+        _print_json(asdict(result))
+    elif result.status == "stopped":
+        console().print(f"stopped at step {result.step}; resume with: completep train {run} --out {folder}")
+    else:
+        losses = f"train loss {result.train_loss}, validation loss {result.validation_loss}"
+        pace = f"{result.tokens_per_second:,.0f} tokens/s"
+        console().print(f"{result.status} at step {result.step}: {losses}; {pace}; {folder}")
+    return 0
+
+
+def _record_line(record: Any, run: Any) -> str:
+    if record.kind == "eval":
+        return f"step {record.step}: validation loss {record.loss:.4f}"
+    left = (run.schedule.steps - record.step) * run.batch * run.sequence / record.tokens_per_second
+    share = f", {record.mfu:.0%} of peak" if record.mfu is not None else ""
+    pace = f"{record.tokens_per_second:,.0f} tokens/s{share}, {left:.0f} s left"
+    return f"step {record.step}/{run.schedule.steps}: loss {record.loss:.4f}, {pace}"
+
+
 def demo(
     depths: tuple[int, ...] = (2, 4, 8, 16, 32), seed: int = 0, out: Path = Path("runs"), json: bool = False
 ) -> int:
@@ -321,7 +438,14 @@ def _print_json(value: Any) -> None:
 
 
 KINDS: tuple[Literal["html", "svg", "png"], ...] = ("html", "svg", "png")
-COMMANDS: dict[str, Callable[..., int]] = {"demo": demo, "explain": explain, "audit": audit, "plan": plan}
+COMMANDS: dict[str, Callable[..., int]] = {
+    "demo": demo,
+    "explain": explain,
+    "audit": audit,
+    "plan": plan,
+    "prepare": prepare,
+    "train": train,
+}
 
 
 def main(words: list[str] | None = None) -> int:

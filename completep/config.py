@@ -107,6 +107,23 @@ class Schedule:
 
 
 @dataclass(frozen=True)
+class Data:
+    """What to train on: `python` (the built-in corpus) or a folder that `completep prepare` wrote."""
+
+    source: str = "python"
+    tokenizer: str = "bytes"  # of the built-in corpus; a prepared folder knows its own
+    sha256: str | None = None  # of the corpus, once it is known; another one is then refused
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """When to look at the validation set, and how much of it."""
+
+    every: int = 0  # steps; 0 is at the end only
+    batches: int = 20
+
+
+@dataclass(frozen=True)
 class Run:
     """All that determines a training run's result."""
 
@@ -119,6 +136,16 @@ class Run:
     base: Shape = Shape(256, 2)
     style: Literal["multiplier", "folded"] = "multiplier"
     seed: int = 0
+    data: Data = Data()
+    clip: float | None = None  # global gradient norm, in unfolded coordinates
+    evaluation: Evaluation = Evaluation()
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "sequence"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name}={getattr(self, name)}: must be at least 1", fix=f"give a {name}")
+        if self.clip is not None and not self.clip > 0:
+            raise UserError(f"clip={self.clip}: must be above 0", fix="leave it out for no clipping")
 
     @property
     def tokens(self) -> int:

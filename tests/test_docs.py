@@ -27,11 +27,15 @@ def test_there_is_something_to_check():
     assert len(EXAMPLE) == 3
 
 
-@pytest.mark.parametrize("command", [c for c in [*COMMANDS, *EXAMPLE] if c.startswith("completep")])
-def test_commands_run(command, monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
-    assert main(shlex.split(command)[1:]) == 0
-    assert capsys.readouterr().out
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "examples" / "own_model.py"], ids=lambda p: p.name)
+def test_commands_run(page, monkeypatch, capsys, tmp_path):
+    """Each page's commands in their order, in an empty folder with the examples beside."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    lines = EXAMPLE if page.suffix == ".py" else [x for block in blocks(page, "console") for x in block.splitlines()]
+    for command in [line.split("#")[0].strip() for line in lines if line.startswith("completep")]:
+        assert main(shlex.split(command)[1:]) == 0, command
+        assert capsys.readouterr().out
 
 
 def test_make_targets_exist():

@@ -1,0 +1,218 @@
+"""A corpus on disk: a manifest, and shards of raw little-endian ids that are mapped, never read whole."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from completep.data.tokenizer import DTYPES, Tokenizer, load_tokenizer
+from completep.errors import UserError, some
+from completep.files import read_text
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+AGAIN = "prepare it again, into another folder, with `completep prepare`"
+
+
+@dataclass(frozen=True)
+class Shard:
+    file: str
+    tokens: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a corpus remembers of its tokenizer."""
+
+    name: str
+    vocabulary: int
+    end: int
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Splits:
+    train: tuple[Shard, ...]
+    validation: tuple[Shard, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    format: int
+    tokenizer: Vocabulary
+    dtype: str
+    splits: Splits
+    source: str
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+
+@dataclass(frozen=True)
+class Corpus:
+    folder: Path
+    manifest: Manifest
+
+    @property
+    def sha256(self) -> str:
+        """Names the data and the tokenizer by content, so the same corpus made elsewhere has the same name.
+
+        Where the text came from and where the tokenizer's file lay are labels, and do not count.
+        """
+        content = asdict(self.manifest)
+        del content["source"], content["tokenizer"]["name"]
+        return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+    @property
+    def vocabulary(self) -> int:
+        return self.manifest.tokenizer.vocabulary
+
+    @property
+    def end(self) -> int:
+        return self.manifest.tokenizer.end
+
+    def shards(self, split: str) -> tuple[Shard, ...]:
+        if split not in ("train", "validation"):
+            raise UserError(f"there is no split {split!r}", fix="use train or validation")
+        return self.manifest.splits.train if split == "train" else self.manifest.splits.validation
+
+    def tokens(self, split: str) -> int:
+        return sum(shard.tokens for shard in self.shards(split))
+
+    def open(self, split: str) -> list[npt.NDArray[Any]]:
+        """The split's shards, mapped: a page is read when it is looked at."""
+        return [self._map(shard) for shard in self.shards(split)]
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that it was made with; another one under the same name is refused."""
+        loaded = load_tokenizer(self.manifest.tokenizer.name)
+        if loaded.fingerprint != self.manifest.tokenizer.fingerprint:
+            raise UserError(
+                f"{loaded.name} is not the tokenizer that made {self.folder}: its fingerprint is {loaded.fingerprint}",
+                fix=f"bring back the one with {self.manifest.tokenizer.fingerprint}",
+            )
+        return loaded
+
+    def verify(self) -> None:
+        """Read all of it: every shard has the hash it was written with, and only ids of the vocabulary."""
+        for split in ("train", "validation"):
+            for shard in self.shards(split):
+                ids = self._map(shard)
+                found = hashlib.sha256(ids.view(np.uint8).data).hexdigest()
+                if found != shard.sha256:
+                    raise UserError(
+                        f"{self.folder / shard.file} has changed: its sha256 is {found}, not {shard.sha256}", fix=AGAIN
+                    )
+                if int(ids.max()) >= self.vocabulary:
+                    raise UserError(
+                        f"{self.folder / shard.file} holds id {int(ids.max())}, vocabulary {self.vocabulary}", fix=AGAIN
+                    )
+
+    def _map(self, shard: Shard) -> npt.NDArray[Any]:
+        dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
+        return np.memmap(self.folder / shard.file, dtype=dtype, mode="r", shape=(shard.tokens,))
+
+
+def load_corpus(folder: "str | Path") -> Corpus:
+    """Check everything that can be checked without reading the shards."""
+    folder = Path(folder)
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise UserError(
+            f"{folder} holds no {MANIFEST}, so it is no corpus",
+            fix="make one with `completep prepare`, or finish one by running the same command again",
+        )
+    manifest = _manifest(read_text(path), path)
+    _check_vocabulary(manifest, path)
+    _check_names(manifest, path)
+    _check_sizes(manifest, folder)
+    return Corpus(folder, manifest)
+
+
+def _manifest(text: str, path: Path) -> Manifest:
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {error}", fix=AGAIN) from error
+    version = content.get("format") if isinstance(content, dict) else None
+    if version != FORMAT or isinstance(version, bool):
+        raise UserError(f"{path} has format {version!r}; this completep reads format {FORMAT}", fix=AGAIN)
+    return _structured(content, path)
+
+
+def _structured(content: Mapping[str, Any], path: Path) -> Manifest:
+    """JSON → Manifest; an unknown, missing or ill-typed field is an error that names it."""
+    import cattrs
+
+    converter = cattrs.Converter(forbid_extra_keys=True)
+    converter.register_structure_hook(int, _whole)
+    converter.register_structure_hook(str, _string)
+    try:
+        return converter.structure(content, Manifest)
+    except (cattrs.BaseValidationError, cattrs.ForbiddenExtraKeysError) as error:
+        told = "; ".join(line.removesuffix(" @ $") for line in cattrs.transform_error(error, "$", _told))
+        raise UserError(f"{path}: {told}", fix=AGAIN) from error
+
+
+def _told(error: BaseException, kind: "type | None") -> str:
+    from cattrs.v import format_exception
+
+    return str(error) if type(error) is ValueError else format_exception(error, kind)
+
+
+def _whole(value: object, _: type) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{value!r} is not a whole number of at least 0")
+    return value
+
+
+def _string(value: object, _: type) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is not a string")
+    return value
+
+
+def _check_vocabulary(manifest: Manifest, path: Path) -> None:
+    size, end = manifest.tokenizer.vocabulary, manifest.tokenizer.end
+    if manifest.dtype not in DTYPES:
+        raise UserError(f"{path}: dtype {manifest.dtype!r}", fix="use one of " + ", ".join(DTYPES))
+    if size > DTYPES[manifest.dtype]:
+        raise UserError(f"{path}: a vocabulary of {size} does not fit into {manifest.dtype}", fix=AGAIN)
+    if end >= size:
+        raise UserError(f"{path}: the end id {end} lies outside the vocabulary of {size}", fix=AGAIN)
+
+
+def _check_names(manifest: Manifest, path: Path) -> None:
+    """A manifest from elsewhere may only name files of its own folder, each once."""
+    shards = (*manifest.splits.train, *manifest.splits.validation)
+    if not manifest.splits.train:
+        raise UserError(f"{path}: the train split is empty", fix=AGAIN)
+    for shard in shards:
+        if not re.fullmatch(r"(?!\.\.?$)[\w.-]+", shard.file):
+            raise UserError(f"{path}: {shard.file!r} is not a plain file name", fix="shards lie beside the manifest")
+        if shard.tokens < 1 or not re.fullmatch(r"[0-9a-f]{64}", shard.sha256):
+            raise UserError(f"{path}: {shard.file} has {shard.tokens} tokens, sha256 {shard.sha256!r}", fix=AGAIN)
+    names = [shard.file for shard in shards]
+    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if twice:
+        raise UserError(f"{path} lists shards more than once: {some(twice)}", fix=AGAIN)
+
+
+def _check_sizes(manifest: Manifest, folder: Path) -> None:
+    itemsize = np.dtype(manifest.dtype).itemsize
+    for shard in (*manifest.splits.train, *manifest.splits.validation):
+        path, expected = folder / shard.file, shard.tokens * itemsize
+        if not path.is_file():
+            raise UserError(f"the shard {path} is missing", fix=AGAIN)
+        if path.stat().st_size != expected:
+            raise UserError(
+                f"the shard {path} has {path.stat().st_size} bytes; its {shard.tokens} tokens take {expected}",
+                fix=AGAIN,
+            )

@@ -1,0 +1,91 @@
+"""More than one process: torchrun's environment, and DDP or FSDP2 around the model."""
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+from completep.errors import UserError
+
+Parallel = Literal["none", "ddp", "fsdp"]
+
+
+@dataclass(frozen=True)
+class World:
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+
+def join(parallel: Parallel) -> World:
+    """This process's place among its like, as torchrun's environment says."""
+    size, rank, local = (
+        int(os.environ.get(k, d)) for k, d in (("WORLD_SIZE", "1"), ("RANK", "0"), ("LOCAL_RANK", "0"))
+    )
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", local) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    if size > 1 or parallel != "none":
+        if "RANK" not in os.environ:
+            raise UserError(
+                f"--parallel {parallel} in a single process",
+                fix="start it with: torchrun --nproc-per-node 2 -m completep train …",
+            )
+        if not dist.is_initialized():
+            dist.init_process_group("nccl" if cuda else "gloo")
+    return World(rank, size, device)
+
+
+def shard(model: nn.Module, world: World, replicas: int) -> None:
+    """FSDP2 block by block; with replicas, sharded within each and copied over them (HSDP)."""
+    if world.size % replicas:
+        raise UserError(f"--replicas {replicas} does not divide {world.size} ranks", fix="use a divisor")
+    kind = world.device.type
+    if replicas > 1:
+        mesh = init_device_mesh(kind, (replicas, world.size // replicas), mesh_dim_names=("replicate", "shard"))
+    else:
+        mesh = init_device_mesh(kind, (world.size,))
+    for block in model.blocks:  # type: ignore[union-attr]
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def syncing(model: nn.Module, last: bool) -> AbstractContextManager[None]:
+    """Gradients travel only with the last micro-batch of a step."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(last)
+    elif isinstance(model, nn.parallel.DistributedDataParallel) and not last:
+        return model.no_sync()
+    return nullcontext()
+
+
+def mean(value: Tensor, world: World) -> float:
+    if world.size > 1:
+        dist.all_reduce(value)
+        value = value / world.size
+    return float(value)
+
+
+def agree(flag: bool, world: World) -> bool:
+    """True everywhere if true anywhere."""
+    if world.size == 1:
+        return flag
+    vote = torch.tensor(float(flag), device=world.device)
+    dist.all_reduce(vote, op=dist.ReduceOp.MAX)
+    return bool(vote.item())
+
+
+def leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,45 @@
+"""Plain weights: folded, in one safetensors file, with the config that builds their class."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from completep.config import GPTConfig
+from completep.errors import UserError
+from completep.files import read_text, write_new
+from completep.model.gpt import GPT
+from completep.rules.scaling import Scaling, named_parameters
+from completep.train.distributed import World
+
+WEIGHTS, CONFIG = "model.safetensors", "model.json"
+
+
+def export(folder: Path, model: nn.Module, scaling: Scaling, config: GPTConfig, world: World) -> None:
+    """Fold the model, for good, and write it. Every rank takes part; the first one writes."""
+    from safetensors.torch import save
+
+    scaling.fold()
+    plain = {}
+    for name, p in named_parameters(model):
+        whole = p.full_tensor() if isinstance(p, DTensor) else p
+        if world.first:
+            plain[name] = whole.detach().cpu().contiguous()
+    if world.first and not (folder / WEIGHTS).exists():
+        write_new(folder / CONFIG, json.dumps(asdict(config), indent=2) + "\n")
+        write_new(folder / WEIGHTS, save(plain, metadata={"format": "pt", "completep": "folded"}))
+
+
+def load_exported(folder: Path) -> GPT:
+    """The trained model as an ordinary one: no multipliers, no rules."""
+    from safetensors.torch import load_file
+
+    if not (folder / WEIGHTS).exists():
+        raise UserError(f"{folder} has no {WEIGHTS}", fix="train the run to its end first")
+    model = GPT(GPTConfig(**json.loads(read_text(folder / CONFIG))))
+    weights = load_file(folder / WEIGHTS)
+    model.load_state_dict(weights, strict=not model.config.tied)
+    return model.to(torch.float32)

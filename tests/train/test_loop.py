@@ -1,0 +1,361 @@
+"""Training: the schedule, resuming bit for bit, stopping, diverging, and refusing what does not belong together."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from completep import UserError, parametrize
+from completep.config import Data, GPTConfig, Schedule, Shape, to_json
+from completep.data.sampler import Sampler
+from completep.model.gpt import GPT
+from completep.rules.table import rules_named
+from completep.train import checkpoint
+from completep.train.export import load_exported
+from completep.train.loop import How, open_corpus, train
+from completep.train.records import EvalRecord, StepRecord, read_metrics
+from completep.train.schedule import lr_factor
+from tests.train.runs import small_data, small_run
+
+EACH = How(log_every=1, checkpoint_every=5, peak=1e11)
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    return small_data(tmp_path_factory.mktemp("corpus"))
+
+
+def losses(folder):
+    return [(r.kind, r.step, r.loss) for r in read_metrics(folder / "metrics.jsonl")]
+
+
+def weights(folder):
+    return load_file(folder / "model.safetensors")
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
+
+
+@pytest.fixture(scope="session")
+def straight(data, tmp_path_factory):
+    """One undisturbed run."""
+    folder = tmp_path_factory.mktemp("straight") / "run"
+    return folder, train(small_run(data), folder, EACH)
+
+
+def test_schedule_is_linear_up_and_down_to_zero():
+    s = Schedule(steps=10, warmup=4)
+    assert [lr_factor(t, s) for t in range(10)] == pytest.approx(
+        [0.25, 0.5, 0.75, 1, 1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6]
+    )
+    assert lr_factor(0, Schedule(3, 0)) == 1
+
+
+def test_a_run_leaves_a_folder(straight, data):
+    folder, result = straight
+    assert result.status == "done"
+    assert result.step == 12
+    assert result.validation_loss < 5.0
+    assert json.loads((folder / "result.json").read_text())["validation_loss"] == result.validation_loss
+    records = list(read_metrics(folder / "metrics.jsonl"))
+    assert [r.step for r in records if isinstance(r, StepRecord)] == list(range(1, 13))
+    assert isinstance(records[-1], EvalRecord)
+    assert records[-1].loss == result.validation_loss
+    assert json.loads((folder / "run.json").read_text())["data"]["sha256"] == result.data_sha256
+
+
+def test_training_is_what_plain_torch_does(straight, data):
+    """The loop against a loop written out here."""
+    folder, _ = straight
+    run = small_run(data)
+    model = GPT(run.model)
+    base = GPTConfig(width=16, depth=2, vocabulary=256, head_size=16)
+    scaling = parametrize(model, base=lambda: GPT(base), rules=rules_named("completep")).init_(0.05, seed=0)
+    optimizer = torch.optim.AdamW(scaling.param_groups(0.01, weight_decay=0.1, eps=1e-10), betas=(0.9, 0.95))
+    first = [g["lr"] for g in optimizer.param_groups]
+    sampler = Sampler(open_corpus(run), "train", 16, 4, 0)
+    found = []
+    for step in range(12):
+        for g, lr in zip(optimizer.param_groups, first, strict=True):
+            g["lr"] = lr * ((step + 1) / 3 if step < 3 else (12 - step) / 9)
+        batch = torch.from_numpy(sampler.batch_at(step))
+        loss = torch.nn.functional.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    assert [x for kind, _, x in losses(folder) if kind == "step"] == pytest.approx(found, rel=1e-5)
+
+
+def test_doing_it_again_does_nothing(straight, data):
+    folder, result = straight
+    told = []
+    assert train(small_run(data), folder, EACH, tell=told.append) == result
+    assert "done already" in told[0]
+
+
+def test_exported_weights_are_plain_and_give_the_same_logits(straight, data):
+    folder, result = straight
+    model = load_exported(folder)
+    assert model.get_multipliers() == (1.0, 1.0)
+    run = small_run(data)
+    from completep.train.distributed import World
+    from completep.train.loop import evaluation_loss, read_data
+
+    _, validation = read_data(run, open_corpus(run))
+    from contextlib import nullcontext
+
+    loss = evaluation_loss(model, validation, World(0, 1, torch.device("cpu")), nullcontext)
+    assert loss == pytest.approx(result.validation_loss, rel=1e-5)
+
+
+# -- resuming ----------------------------------------------------------------------------------------
+
+CHILD = """
+import sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from tests.train.runs import small_run
+from tests.train.test_loop import EACH
+from completep.train.loop import train
+import completep.train.loop as loop, time
+slow = float(sys.argv[3])
+train(small_run(Path(sys.argv[1])), Path(sys.argv[2]), EACH, on_record=lambda r: (print(r.step, flush=True), time.sleep(slow)))
+"""
+
+
+def child(data, folder, slow=0.0):
+    return subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(data), str(folder), str(slow)], stdout=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.parametrize("at", [3, 7, 11])
+def test_kill_nine_loses_nothing_that_cannot_be_made_again(at, straight, data, tmp_path):
+    folder = tmp_path / "run"
+    process = child(data, folder, slow=0.2)
+    for line in process.stdout:
+        if int(line) >= at:
+            process.kill()
+            break
+    process.wait()
+    process.stdout.close()
+    assert not (folder / "result.json").exists()
+    with (folder / "metrics.jsonl").open("a") as f:
+        f.write('{"step": 99, "lo')  # a line cut short
+    train(small_run(data), folder, EACH)
+    assert losses(folder) == losses(straight[0])
+    assert same(weights(folder), weights(straight[0]))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_says_how_to_go_on(number, straight, data, tmp_path):
+    (tmp_path / "run.json").write_text(to_json(small_run(data, schedule=Schedule(4000, 3))))
+    command = [sys.executable, "-m", "completep", "train", "run.json", "--log-every", "1", "--peak", "1e11"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while "step 3/" not in process.stderr.readline():
+        pass
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "resume with: completep train run.json --out run" in out
+    assert checkpoint.Checkpoints(tmp_path / "run" / "checkpoints", 2, print).all()
+    assert not (tmp_path / "run" / "result.json").exists()
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "missing", "manifest"])
+def test_a_damaged_checkpoint_is_seen_and_the_one_before_it_used(damage, straight, data, tmp_path):
+    folder = tmp_path / "run"
+    train(small_run(data), folder, replace(EACH, keep=9))
+    for name in ("result.json", "model.safetensors", "model.json"):
+        (folder / name).unlink()
+    last = folder / "checkpoints" / "step-00000012"
+    shard = next(last.glob("*.distcp"))
+    content = bytearray(shard.read_bytes())
+    if damage == "truncate":
+        shard.write_bytes(content[:-100])
+    elif damage == "flip":
+        content[len(content) // 2] ^= 1
+        shard.write_bytes(content)
+    elif damage == "missing":
+        shard.unlink()
+    else:
+        (last / checkpoint.MANIFEST).write_text("{")
+    told = []
+    train(small_run(data), folder, replace(EACH, keep=9), tell=told.append)
+    assert told[:2] == ["checkpoint step-00000012 is damaged; trying the one before it", "resumed at step 10"]
+    assert losses(folder) == losses(straight[0])
+    assert same(weights(folder), weights(straight[0]))
+
+
+def test_only_the_last_checkpoints_are_kept(straight):
+    assert [p.name for p in sorted((straight[0] / "checkpoints").iterdir())] == ["step-00000010", "step-00000012"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        ({"rules": "mup"}, "rules: completep there, mup here"),
+        ({"base": Shape(16, 3)}, "base.depth: 2 there, 3 here"),
+        ({"model": GPTConfig(width=32, depth=4, vocabulary=256, head_size=16)}, "model.depth: 3 there, 4 here"),
+        ({"seed": 1}, "seed: 0 there, 1 here"),
+    ],
+)
+def test_another_run_in_the_same_folder_is_refused(changes, difference, straight, data):
+    with pytest.raises(UserError, match=difference):
+        train(small_run(data, **changes), straight[0], EACH)
+
+
+def test_other_data_is_refused(straight, data, tmp_path):
+    other = small_data(tmp_path)
+    text = tmp_path / "text" / "new.txt"
+    text.write_text("something else entirely " * 20)
+    from completep.data.prepare import prepare
+
+    changed = prepare([str(tmp_path / "text")], tmp_path / "more", validation=0.2, workers=1)
+    run = small_run(tmp_path / "more")
+    assert changed.sha256 != open_corpus(small_run(data)).sha256
+    with pytest.raises(UserError, match="has changed: sha256"):
+        train(replace(run, data=Data(str(tmp_path / "more"), sha256="0" * 64)), tmp_path / "run", EACH)
+    assert other.exists()
+
+
+def test_a_full_disk_leaves_the_last_good_checkpoint(data, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    real = checkpoint.save
+
+    def full(state, checkpoint_id, **more):
+        if "00000010" in str(checkpoint_id):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(state, checkpoint_id=checkpoint_id, **more)
+
+    monkeypatch.setattr(checkpoint, "save", full)
+    with pytest.raises(UserError, match=r"No space left on device; the last good checkpoint is .*step-00000005"):
+        train(small_run(data), folder, EACH)
+    monkeypatch.undo()
+    told = []
+    assert train(small_run(data), folder, EACH, tell=told.append).status == "done"
+    assert told == ["resumed at step 5"]
+
+
+def test_divergence_is_a_result(data, tmp_path):
+    run = small_run(data, steps=60)
+    wild = replace(run, hyperparameters=replace(run.hyperparameters, lr=1e18), schedule=Schedule(60, 0))
+    result = train(wild, tmp_path / "run", EACH)
+    assert result.status == "diverged"
+    assert 0 < result.step < 60
+    assert result.train_loss is not None
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "diverged"
+
+
+# -- the same run, carried out another way -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", [{"micro_batch": 1}, {"micro_batch": 2}], ids=str)
+def test_accumulation_is_rounding(how, straight, data, tmp_path):
+    train(small_run(data), tmp_path / "run", replace(EACH, **how))
+    assert [x for *_, x in losses(tmp_path / "run")] == pytest.approx([x for *_, x in losses(straight[0])], rel=1e-5)
+
+
+def test_styles_are_one_run(straight, data, tmp_path):
+    train(small_run(data, style="folded"), tmp_path / "run", EACH)
+    assert [x for *_, x in losses(tmp_path / "run")] == pytest.approx([x for *_, x in losses(straight[0])], rel=1e-4)
+
+
+def test_clipping_is_recorded(data, tmp_path):
+    train(small_run(data, clip=0.5), tmp_path / "run", EACH)
+    norms = [r.grad_norm for r in read_metrics(tmp_path / "run" / "metrics.jsonl") if isinstance(r, StepRecord)]
+    assert all(n > 0 for n in norms)
+
+
+def under_torchrun(ranks, data, folder, parallel, *more):
+    path = folder.parent / "run.json"
+    path.write_text(to_json(small_run(data, steps=20)))
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={ranks}",
+        "-m",
+        "completep",
+    ]
+    command += [
+        "train",
+        str(path),
+        "--out",
+        str(folder),
+        "--parallel",
+        parallel,
+        "--log-every",
+        "1",
+        "--peak",
+        "1e11",
+        *more,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [x for *_, x in losses(folder)]
+
+
+@pytest.fixture(scope="session")
+def alone(data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    train(small_run(data, steps=20), folder, EACH)
+    return [x for *_, x in losses(folder)]
+
+
+@pytest.mark.parametrize(("parallel", "more"), [("ddp", ()), ("fsdp", ()), ("fsdp", ("--replicas", "2"))])
+def test_two_ranks_are_one(parallel, more, alone, data, tmp_path):
+    assert under_torchrun(2, data, tmp_path / "run", parallel, *more) == pytest.approx(alone, rel=1e-5)
+
+
+def test_two_ranks_checkpoint_and_one_goes_on(alone, data, tmp_path):
+    folder = tmp_path / "run"
+    under_torchrun(2, data, folder, "fsdp", "--checkpoint-every", "8", "--keep", "9")
+    for name in ("result.json", "model.safetensors", "model.json"):
+        (folder / name).unlink()
+    for step in (16, 20):
+        shutil.rmtree(folder / "checkpoints" / f"step-{step:08d}")
+    told = []
+    train(small_run(data, steps=20), folder, EACH, tell=told.append)
+    assert told == ["resumed at step 8"]
+    assert [x for *_, x in losses(folder)] == pytest.approx(alone, rel=1e-5)
+
+
+# -- bad input ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "how", "message"),
+    [
+        (
+            {"model": GPTConfig(width=32, depth=3, vocabulary=100, head_size=16)},
+            {},
+            "past the model's vocabulary of 100",
+        ),
+        ({"sequence": 10**6}, {}, "1000000|sequence"),
+        ({"data": Data("/nowhere")}, {}, "/nowhere"),
+        ({}, {"micro_batch": 3}, "does not divide"),
+        ({}, {"parallel": "ddp"}, "torchrun"),
+        ({"rules": "magic"}, {}, "no rules named"),
+    ],
+)
+def test_bad_input_is_told_before_the_first_step(changes, how, message, data, tmp_path):
+    with pytest.raises(UserError, match=message):
+        train(replace(small_run(data), **changes), tmp_path / "run", replace(EACH, **how))
+
+
+def test_an_unwritable_folder(data):
+    with pytest.raises(UserError, match="cannot write"):
+        train(small_run(data), __import__("pathlib").Path("/proc/nowhere/run"), EACH)
