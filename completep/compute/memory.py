@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from completep.compute import flops
 from completep.config import GPTConfig
+from completep.errors import UserError
 
 FLOAT32 = 4
 STATE = 4  # weight, gradient, and AdamW's first and second moment
@@ -40,6 +41,9 @@ def saved_per_token(model: GPTConfig) -> float:
 
 
 def memory(model: GPTConfig, *, sequence: int, micro_batch: int, ranks: int, activation_bytes: int = FLOAT32) -> Memory:
+    for name, value in (("ranks", ranks), ("micro-batch", micro_batch)):
+        if value < 1:
+            raise UserError(f"--{name} {value}: must be at least 1", fix=f"give a positive --{name}")
     total = flops.total(model)
     block = flops.non_embedding(model) / model.depth
     tokens = micro_batch * sequence

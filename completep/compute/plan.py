@@ -19,6 +19,18 @@ Law = Literal["paper", "completed"]
 WIDEST = 65536  # no search goes beyond
 DEEPEST = 4096
 
+MOST_TOKENS = 1e17
+ABSURD = {
+    "width": 1e6,
+    "depth": 1e5,
+    "batch": 1e7,
+    "sequence": 1e8,
+    "tpp": 1e6,
+    "vocabulary": 1e8,
+    "lr": 1e3,
+    "std": 1e3,
+}
+
 # Dense peaks in FLOP/s of the formats people train in (bf16), from the vendors' data sheets.
 DEVICES = {"a100": 312e12, "h100": 989e12, "h200": 989e12, "b200": 2250e12, "mi300x": 1307e12, "tpu-v5p": 459e12}
 
@@ -89,6 +101,8 @@ def shapes_for_flops(budget: float, like: GPTConfig, limits: Limits, tpp: float,
             low, high = (middle, high) if share(width, middle) <= 1 else (low, middle - 1)
         found[width, low] = share(width, low)
     enough = min(0.95, max(found.values(), default=0.0))
+    if enough < 0.5:
+        return  # the limits bind: nothing comes near the budget
     for (width, depth), used in found.items():
         if used >= enough:
             yield replace(like, width=width, depth=depth)
@@ -283,6 +297,8 @@ def answer(r: Request) -> Plan:
         found = replan(r.tuned, model, law=r.law, exponent=r.horizon_exponent, tpp=r.tpp, batch=r.batch)
     else:
         tokens = parse_quantity(r.tokens, "tokens") if r.tokens else None
+        if tokens is not None and tokens > MOST_TOKENS:
+            raise UserError(f"--tokens {r.tokens} is more text than there is", fix="check the number")
         found = plan(
             model, rules=rules_named(r.rules), rules_name=r.rules, base=r.base, tpp=r.tpp, tokens=tokens, batch=r.batch,
             sequence=sequence, lr=r.lr, std=r.std, tau=r.tau,
@@ -328,6 +344,12 @@ def _check(r: Request) -> None:
         value = getattr(r, name)
         if value is not None and not 0 < value < math.inf:
             raise UserError(f"--{name.replace('_', '-')} {value}: must be above 0", fix="give a positive number")
+    for name, most in ABSURD.items():
+        value = getattr(r, name)
+        if value is not None and value > most:
+            raise UserError(
+                f"--{name} {value:g} is beyond anything that can be meant (more than {most:g})", fix="check the number"
+            )
     if r.tokens is not None and r.flops is not None:
         raise UserError(
             "--tokens with --flops leaves the shape open", fix="give --params or --width and --depth, with --tokens"

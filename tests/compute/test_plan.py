@@ -179,6 +179,12 @@ BAD = [
     (["--params", "1B", "--rules", "magic"], "no rules named 'magic'"),
     (["--params", "1B", "--from", "nowhere.json"], "cannot read nowhere.json"),
     (["--params", "1B", "--base-shape", "0", "2"], "at least 1"),
+    (["--params", "1B", "--ranks", "0"], "--ranks 0"),
+    (["--params", "1B", "--micro-batch", "-1"], "--micro-batch -1"),
+    (["--width", "64", "--depth", "99999999"], "beyond anything"),
+    (["--width", "64", "--depth", "2", "--tokens", "1e30"], "more text than there is"),
+    (["--flops", "1e36"], "no shape comes to 1e36 FLOPs"),
+    (["--flops", "4e20", "--max-depth", "1", "--max-width", "64"], "no shape comes to 4e20 FLOPs"),
 ]
 
 
