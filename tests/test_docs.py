@@ -87,3 +87,18 @@ def test_the_page_of_numbers_is_what_the_code_computes(monkeypatch):
     page = (ROOT / "docs" / "paper-numbers.md").read_text()
     assert page == paper_numbers.page()
     assert "printed " not in page.split("## The size table")[1].split("## Savings")[0].split("\n\n", 2)[2]
+
+
+def test_the_depth_figure_is_what_its_numbers_say():
+    """Deeper is better at one learning rate, in the run that the docs report; and the chart takes such a frame."""
+    import polars as pl
+
+    from completep.report.figures import depth_chart, render
+
+    frame = pl.read_csv(ROOT / "docs" / "results" / "depth.csv")
+    last = frame.filter(pl.col("kind") == "eval").group_by("depth").agg(pl.col("loss").last()).sort("depth")
+    assert last["depth"].to_list() == [2, 8, 32]
+    assert last["loss"].is_sorted(descending=True)
+    for depth, loss in last.iter_rows():
+        assert re.search(rf"\| {depth} \| \**{loss:.3f}", (ROOT / "docs" / "train.md").read_text())
+    assert b"deeper is better" in render(depth_chart(frame), "svg")

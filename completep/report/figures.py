@@ -55,3 +55,24 @@ def render(chart: alt.FacetChart, kind: Literal["html", "svg", "png", "pdf"]) ->
     text = io.StringIO()
     chart.save(text, format=kind, inline=kind == "html")
     return text.getvalue().encode()
+
+
+def depth_chart(frame: pl.DataFrame) -> alt.LayerChart:
+    """Training loss over tokens, a line per depth, the final validation loss written at its end."""
+    depths = sorted(frame["depth"].unique().to_list())
+    colour = alt.Color("depth:O", title="depth L", scale=alt.Scale(scheme="viridis", domain=depths))
+    steps = frame.filter(pl.col("kind") == "step")
+    ends = frame.filter(pl.col("kind") == "eval").sort("step").group_by("depth", maintain_order=True).last()
+    x = alt.X("tokens:Q", title="training tokens", axis=alt.Axis(format="~s"))
+    y = alt.Y("loss:Q", title="loss (nats per byte)", scale=alt.Scale(zero=False))
+    lines = alt.Chart(steps).mark_line().encode(x=x, y=y, color=colour, tooltip=["depth:O", "tokens:Q", "loss:Q"])
+    final = alt.Chart(ends.with_columns(label=pl.format("L={}: {}", "depth", pl.col("loss").round(2))))
+    marks = final.mark_point(filled=True, size=70).encode(x=x, y=y, color=colour)
+    words = final.mark_text(align="left", dx=8, fontSize=12).encode(x=x, y=y, text="label:N")
+    title = alt.Title(
+        "One learning rate, three depths: deeper is better",
+        subtitle="points: validation loss at the end",
+        anchor="start",
+    )
+    chart: alt.LayerChart = (lines + marks + words).properties(width=520, height=320, title=title)
+    return chart
