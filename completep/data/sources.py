@@ -59,11 +59,13 @@ def _pieces(source: str, text_field: str) -> Iterator[Piece]:
     return _of_file(path, text_field)
 
 
-def _walked(folder: Path) -> Iterator[Path]:
-    """Every file below, in sorted order, so that the order of the file system does not matter; none that is hidden."""
+def _walked(folder: Path) -> list[Path]:
+    """Every file below, sorted, so that the order of the file system does not matter; none that is hidden."""
+    found = []
     for parent, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (Path(parent) / name for name in sorted(files) if not name.startswith("."))
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(parent) / name for name in files if not name.startswith(".")]
+    return sorted(found)
 
 
 def _of_file(path: Path, text_field: str) -> Iterator[Piece]:
@@ -123,7 +125,7 @@ def _of_hub(source: str) -> Piece:
     """A stream cannot be cut, so it is one piece; if it lies on this disk, its size and time of change count."""
     hub_library()
     name, _, _ = hub_name(source)
-    files = [Path(name)] if Path(name).is_file() else [*_walked(Path(name))] if Path(name).is_dir() else []
+    files = [Path(name)] if Path(name).is_file() else _walked(Path(name)) if Path(name).is_dir() else []
     stats = [file.stat() for file in files]
     return Piece("hf", source, 0, 0, sum(s.st_size for s in stats), max((s.st_mtime_ns for s in stats), default=0))
 

@@ -74,7 +74,7 @@ def test_a_folder_is_walked_in_order(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("" if "empty" in name else name)
     corpus = prepare([str(tmp_path / "in")], tmp_path / "out", validation=0)
-    assert all_tokens(corpus) == b"a.txt\0c.txt\0b/1.txt\0b/2.txt\0"
+    assert all_tokens(corpus) == b"a.txt\0b/1.txt\0b/2.txt\0c.txt\0"
 
 
 def test_every_kind_of_source_gives_the_same_documents(tmp_path, small_units):

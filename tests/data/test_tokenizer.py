@@ -35,7 +35,7 @@ def json_tokenizer(tmp_path_factory):
         ),
     )
     made.enable_truncation(3)  # as many published files have it
-    made.enable_padding(length=3)
+    made.enable_padding(length=64)
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     made.save(str(path))
     return path
