@@ -18,6 +18,7 @@ from completep.rules import examine, parametrize
 from completep.rules.examine import Factory
 from completep.rules.measure_forward import own_factors, own_tables
 from completep.rules.multipliers import Multiplier
+from completep.rules.ratios import product
 from completep.rules.scaling import Factors, Resolved, Scaling, named_parameters, unwrap
 from completep.rules.table import COMPLETEP, RANDOM, Role, Rules, optimizer_kind
 
@@ -315,7 +316,7 @@ def _is_spectral(scaling: Scaling, settings: dict[str, Setting]) -> bool:
     constants, aspects = set(), set()
     for name, r in scaling.parameters.items():
         if r.role is Role.HIDDEN and r.part.fan_in and name in settings:
-            fan_in = parametrize.product(r.shape, r.part.fan_in)
+            fan_in = product(r.shape, r.part.fan_in)
             aspect = math.prod(r.shape) / fan_in**2
             aspects.add(round(aspect, 6))
             constants.add(round(settings[name].lr / aspect, 12))

@@ -16,8 +16,9 @@ from completep.rules.examine import Factory, build, choose_specimen, examine, on
 from completep.rules.heads import attention_multipliers
 from completep.rules.measure_forward import own_factors, own_tables
 from completep.rules.multipliers import Multiplier, plain
+from completep.rules.ratios import Ratios, product, shapes_of
 from completep.rules.roles import Anatomy, Site
-from completep.rules.scaling import Resolved, Scaling, Style, named_parameters, unwrap
+from completep.rules.scaling import Resolved, Scaling, Style, unwrap
 from completep.rules.table import COMPLETEP, Role, Rules, muon_shape_factor
 
 
@@ -87,7 +88,7 @@ def resolve(
     ratios = Ratios(found, shapes, base_shapes, shape)
     buffers = tuple(name for name, b in model.named_buffers() if b.is_meta)
     parameters = resolve_parameters(found, shapes, ratios)
-    placed = place_multipliers(model, base_model, found, parameters, ratios, rules)
+    placed = place_multipliers(model, base_model, found, parameters, ratios, rules, example)
     return Scaling(
         model, rules, "multiplier", found, with_folds(parameters, placed, found), placed, ratios.base, buffers
     )
@@ -142,14 +143,9 @@ def _build_base(factory: Any) -> nn.Module:
         )
     try:
         return build(factory, "meta")
-    except (
-        Exception
-    ):  # some constructors compute on their tensors; then build it for real, and let that fail if it must
+    except UserError:
+        # Some constructors compute on their tensors; build those for real, and let that fail if it must.
         return build(factory, "cpu")
-
-
-def shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(p.shape) for name, p in named_parameters(model)}
 
 
 def check_names(shapes: "dict[str, tuple[int, ...]]", expected: set[str], found: Anatomy, this: str, that: str) -> None:
@@ -170,87 +166,6 @@ def check_names(shapes: "dict[str, tuple[int, ...]]", expected: set[str], found:
             f"{this} and {that} have different parameters: " + "; ".join(told),
             fix="build both from the same class with the same options, differing in width and depth only",
         )
-
-
-class Ratios:
-    """m_N and m_L of each parameter: from its own shape where a base model is given, from N and L where only those are."""
-
-    def __init__(
-        self,
-        found: Anatomy,
-        shapes: "dict[str, tuple[int, ...]]",
-        base_shapes: "dict[str, tuple[int, ...]] | None",
-        base: Shape | None,
-    ) -> None:
-        name, axis = found.width
-        self.found, self.shapes, self.width = found, shapes, shapes[name][axis]
-        self.base_by_template = None if base_shapes is None else _by_template(base_shapes, found)
-        depths = {s.stem: s.depth(list(shapes)) for s in found.stacks}
-        if base_shapes is not None:
-            base_depths = {s.stem: s.depth(list(base_shapes)) for s in found.stacks}
-            base = Shape(base_shapes[name][axis], sum(base_depths.values()))
-        else:
-            assert base is not None
-            if len(depths) > 1:
-                raise UserError(
-                    f"the model has several stacks ({some(list(depths))}); one depth says too little",
-                    fix="give base as a factory",
-                )
-            base_depths = dict.fromkeys(depths, base.depth)
-        self.base = base
-        self.depth = {stem: depths[stem] / base_depths[stem] for stem in depths}
-        self.m_N = self.width / base.width
-        self.m_L = sum(depths.values()) / sum(base_depths.values())
-
-    def of(self, name: str) -> tuple[float, float, float]:
-        """(m_N, m_out, m_L) of one parameter."""
-        stack = self.found.stack_of(name)
-        m_L = self.depth[stack.stem] if stack else self.m_L
-        part, shape, base = self.found.parts[self.found.template(name)], self.shapes[name], self.base_shape(name)
-        if part.role in (Role.QK_NORM, Role.UNEMBEDDING_BIAS):
-            return self.m_N, 1.0, m_L  # as long as a head or the vocabulary, whatever the width
-        if part.role is Role.UNEMBEDDING:
-            return (product(shape, part.fan_in) / product(base, part.fan_in) if base else self.m_N), 1.0, m_L
-        if base is None or part.role in (Role.EMBEDDING, Role.EMBEDDING_BIAS):
-            return self.m_N, self.m_N, m_L
-        if part.fan_in:
-            m_N = product(shape, part.fan_in) / product(base, part.fan_in)
-            return m_N, math.prod(shape) / math.prod(base) / m_N, m_L
-        if part.role is Role.HIDDEN:
-            return (m_N := self._bare(name, base)), m_N, m_L
-        return self.m_N, math.prod(shape) / math.prod(base), m_L
-
-    def _bare(self, name: str, base: tuple[int, ...]) -> float:
-        """A bare parameter does not say which of its axes is summed over; if all that grow grow alike, that does not matter."""
-        grown = [n / b for n, b in zip(self.shapes[name], base, strict=True) if n != b]
-        if len(grown) == 1 or len(set(grown)) > 1:
-            raise UserError(
-                f"'{name}' is a bare parameter that grows from {base} to {self.shapes[name]}: I cannot tell which axis is its fan-in",
-                fix="hold it in an nn.Linear",
-            )
-        return grown[0] if grown else 1.0
-
-    def base_shape(self, name: str) -> "tuple[int, ...] | None":
-        return None if self.base_by_template is None else self.base_by_template[self.found.template(name)]
-
-
-def product(shape: tuple[int, ...], axes: tuple[int, ...]) -> int:
-    total = 1
-    for axis in axes:
-        total *= shape[axis]
-    return total
-
-
-def _by_template(shapes: "dict[str, tuple[int, ...]]", found: Anatomy) -> "dict[str, tuple[int, ...]]":
-    table: dict[str, tuple[int, ...]] = {}
-    for name, shape in shapes.items():
-        known = table.setdefault(found.template(name), shape)
-        if known != shape:
-            raise UserError(
-                f"the base's blocks differ: '{name}' is {shape}, its like in another block {known}",
-                fix="use a base whose blocks all have the same shapes",
-            )
-    return table
 
 
 def resolve_parameters(found: Anatomy, shapes: "dict[str, tuple[int, ...]]", ratios: Ratios) -> dict[str, Resolved]:
@@ -282,6 +197,7 @@ def place_multipliers(
     parameters: dict[str, Resolved],
     ratios: Ratios,
     rules: Rules,
+    example: Any,
 ) -> tuple[Multiplier, ...]:
     """The forward factors of this model, at every module that they act on."""
     modules = [plain(name) for name, _ in model.named_modules()]
@@ -310,7 +226,7 @@ def place_multipliers(
         )
     )
     for table, scale in found.tables.items():
-        if is_root_of_width(scale, found, model):
+        if is_root_of_width(scale, found, model, ratios.width, example):
             placed.append(
                 Multiplier(
                     "embedding", rules.embedding(ratios.m_N), of([table.removesuffix(".weight")]), having((table,))
@@ -330,22 +246,20 @@ def _all_hooked(stack: Stack, sites: list[Site], hooked: tuple[str, ...], expect
         )
 
 
-def is_root_of_width(scale: float, found: Anatomy, model: nn.Module) -> bool:
+def is_root_of_width(scale: float, found: Anatomy, model: nn.Module, width: int, example: Any) -> bool:
     """Gemma multiplies its embeddings by sqrt(N): a width factor that the rules do not want.
 
     One number cannot tell sqrt(N) from a constant that happens to equal it, so a model that can be run is asked at its own width.
     """
-    if scale <= 1.01 or abs(scale / float(found.specimen_width) ** 0.5 - 1) > 1e-2:
-        return False
+
+    def is_root(value: float, width: int) -> bool:
+        return value > 1.01 and abs(value / math.sqrt(width) - 1) < 1e-2
+
+    if not is_root(scale, found.specimen_width) or width == found.specimen_width:
+        return is_root(scale, found.specimen_width)
     if on_meta(model) or size(model) > LARGEST_CHECKED:
         return True
-    name, axis = found.width
-    width = dict(named_parameters(model))[name].shape[axis]
-    return width == found.specimen_width or any(
-        abs(value / float(width) ** 0.5 - 1) < 1e-2
-        for key, value in own_tables(model, found).items()
-        if key in found.tables
-    )
+    return any(is_root(value, width) for value in own_tables(model, found, example).values())
 
 
 def with_folds(parameters: dict[str, Resolved], placed: tuple[Multiplier, ...], found: Anatomy) -> dict[str, Resolved]:
