@@ -2,7 +2,8 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -349,16 +350,31 @@ def train(
     how = How(micro_batch, parallel, replicas, precision, compile, top, checkpoint_every, keep, log_every)
     folder = out if out is not None else run.with_suffix("")
     talk = console(stderr=True)
-    result = run_it(config, folder, how, on_record=lambda r: talk.print(_record_line(r, config)), tell=talk.print)
+    with _watch(talk, config) as on_record:
+        result = run_it(config, folder, how, on_record=on_record, tell=talk.print)
     if json:
         _print_json(asdict(result))
     elif result.status == "stopped":
         console().print(f"stopped at step {result.step}; resume with: completep train {run} --out {folder}")
     else:
-        losses = f"train loss {result.train_loss}, validation loss {result.validation_loss}"
+        known = {"train": result.train_loss, "validation": result.validation_loss}
+        losses = ", ".join(f"{name} loss {loss:.4f}" for name, loss in known.items() if loss is not None)
         pace = f"{result.tokens_per_second:,.0f} tokens/s"
         console().print(f"{result.status} at step {result.step}: {losses}; {pace}; {folder}")
     return 0
+
+
+@contextmanager
+def _watch(talk: "Console", run: Any) -> Iterator[Callable[[Any], None]]:
+    """One live line on a terminal, plain lines elsewhere."""
+    if not talk.is_terminal:
+        yield lambda record: talk.print(_record_line(record, run))
+        return
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    with Progress(BarColumn(20), TextColumn("{task.description}"), console=talk) as progress:
+        task = progress.add_task("starting", total=run.schedule.steps)
+        yield lambda record: progress.update(task, completed=record.step, description=_record_line(record, run))
 
 
 def _record_line(record: Any, run: Any) -> str:
