@@ -340,6 +340,7 @@ def train(
     """
     from dataclasses import asdict, replace
 
+    from completep.train.distributed import leave
     from completep.train.loop import How
     from completep.train.loop import train as run_it
     from completep.units import parse_quantity
@@ -352,6 +353,7 @@ def train(
     talk = console(stderr=True)
     with _watch(talk, config) as on_record:
         result = run_it(config, folder, how, on_record=on_record, tell=talk.print)
+    leave()
     if json:
         _print_json(asdict(result))
     elif result.status == "stopped":
