@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 from tyro.conf import Positional, arg
 
-from completep import __version__
+from completep import __version__, paper
 from completep.config import Shape
 from completep.errors import UserError
 from completep.rules.table import rules_named
@@ -170,17 +170,17 @@ def plan(
     mfu: float = 0.4,
     max_width: int | None = None,
     max_depth: int | None = None,
-    head_size: int = 64,
-    vocabulary: int = 50257,
-    sequence: int = 2048,
-    tpp: float = 20.0,
+    head_size: int = paper.HEAD_SIZE,
+    vocabulary: int = paper.VOCABULARY,
+    sequence: int = paper.SEQUENCE,
+    tpp: float = paper.TOKENS_PER_PARAMETER,
     tokens: str | None = None,
     batch: int | None = None,
     rules: RulesName = "completep",
-    base_shape: tuple[int, int] = (256, 2),
-    lr: float = 2**-8,
-    std: float = 0.02,
-    tau: float = 0.1407,
+    base_shape: tuple[int, int] = (paper.BASE.width, paper.BASE.depth),
+    lr: float = paper.LR,
+    std: float = paper.STD,
+    tau: float = paper.TAU,
     from_: Annotated[Path | None, arg(name="from")] = None,
     law: Literal["paper", "completed"] = "paper",
     horizon_exponent: float = 0.5,

@@ -2,9 +2,11 @@
 
 import json
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from completep.errors import UserError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -158,20 +160,30 @@ def to_json(value: object) -> str:
     return json.dumps(cattrs.unstructure(value), indent=2) + "\n"
 
 
+PLAN = "write it with `completep plan --run FILE`"
+
+
 def run_from_json(text: str, name: str = "run.json") -> Run:
-    """A run as written by `to_json`; an unknown, missing or ill-typed field is an error that names it."""
+    """A run as written by `to_json`."""
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{name} is not JSON: {error}", fix=PLAN) from error
+    return structure(content, Run, name, PLAN)
+
+
+def structure(content: object, kind: type[T], name: str, fix: str) -> T:
+    """Plain data → dataclass; an unknown, missing or ill-typed field is an error that names it."""
     import cattrs
 
     converter = cattrs.Converter(forbid_extra_keys=True)
-    for kind in (int, float, str, bool):
-        converter.register_structure_hook(kind, _exactly)
+    for simple in (int, float, str, bool):
+        converter.register_structure_hook(simple, _exactly)
     try:
-        return converter.structure(json.loads(text), Run)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{name} is not JSON: {error}", fix="write it with `completep plan --run FILE`") from error
+        return converter.structure(content, kind)
     except (cattrs.BaseValidationError, cattrs.ForbiddenExtraKeysError) as error:
         told = "; ".join(line.removesuffix(" @ $") for line in cattrs.transform_error(error, "$", _told))
-        raise UserError(f"{name}: {told}", fix="write it with `completep plan --run FILE`") from error
+        raise UserError(f"{name}: {told}", fix=fix) from error
 
 
 def _told(error: BaseException, kind: type | None) -> str:

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from completep.config import structure
 from completep.data.tokenizer import DTYPES, Tokenizer, load_tokenizer
 from completep.errors import UserError, some
 from completep.files import read_text
@@ -25,6 +25,10 @@ class Shard:
     file: str
     tokens: int
     sha256: str
+
+    def __post_init__(self) -> None:
+        if self.tokens < 0:
+            raise UserError(f"{self.file}: {self.tokens} tokens", fix=AGAIN)
 
 
 @dataclass(frozen=True)
@@ -144,39 +148,7 @@ def _manifest(text: str, path: Path) -> Manifest:
     version = content.get("format") if isinstance(content, dict) else None
     if version != FORMAT or isinstance(version, bool):
         raise UserError(f"{path} has format {version!r}; this completep reads format {FORMAT}", fix=AGAIN)
-    return _structured(content, path)
-
-
-def _structured(content: Mapping[str, Any], path: Path) -> Manifest:
-    """JSON → Manifest; an unknown, missing or ill-typed field is an error that names it."""
-    import cattrs
-
-    converter = cattrs.Converter(forbid_extra_keys=True)
-    converter.register_structure_hook(int, _whole)
-    converter.register_structure_hook(str, _string)
-    try:
-        return converter.structure(content, Manifest)
-    except (cattrs.BaseValidationError, cattrs.ForbiddenExtraKeysError) as error:
-        told = "; ".join(line.removesuffix(" @ $") for line in cattrs.transform_error(error, "$", _told))
-        raise UserError(f"{path}: {told}", fix=AGAIN) from error
-
-
-def _told(error: BaseException, kind: "type | None") -> str:
-    from cattrs.v import format_exception
-
-    return str(error) if type(error) is ValueError else format_exception(error, kind)
-
-
-def _whole(value: object, _: type) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{value!r} is not a whole number of at least 0")
-    return value
-
-
-def _string(value: object, _: type) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r} is not a string")
-    return value
+    return structure(content, Manifest, str(path), AGAIN)
 
 
 def _check_vocabulary(manifest: Manifest, path: Path) -> None:

@@ -309,6 +309,14 @@ def test_a_scheduler_that_assigns_one_rate_to_all_is_seen():
     assert len({round(g["lr"] / g["lr_scale"], 9) for g in optimizer.param_groups}) > 1
 
 
+@pytest.mark.parametrize("name", ["lion", "SignSGD"])
+def test_sign_like_optimizers_take_adams_rates_and_have_no_epsilon(name):
+    _, scaling = scaled(alpha(0.5))
+    adam, sign = (setting_of(scaling.param_groups(0.01, weight_decay=0.1, optimizer=o)) for o in ("adamw", name))
+    assert {n: s[:2] for n, s in adam.items()} == {n: s[:2] for n, s in sign.items()}
+    assert {s[2] for s in sign.values()} == {None}
+
+
 def test_muon_and_adamw_share_the_work():
     model, scaling = scaled(alpha(0.5), width=128, depth=8)
     muon = torch.optim.Muon(scaling.param_groups(0.02, weight_decay=0.1, optimizer=torch.optim.Muon))
