@@ -1,5 +1,6 @@
 """What a run is made of, as frozen dataclasses."""
 
+import hashlib
 import json
 from dataclasses import dataclass
 from typing import Literal, TypeVar
@@ -158,6 +159,11 @@ def to_json(value: object) -> str:
     import cattrs
 
     return json.dumps(cattrs.unstructure(value), indent=2) + "\n"
+
+
+def run_id(run: Run) -> str:
+    """A name made of all that determines the result."""
+    return hashlib.sha256(to_json(run).encode()).hexdigest()[:12]
 
 
 PLAN = "write it with `completep plan --run FILE`"

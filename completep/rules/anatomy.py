@@ -113,11 +113,15 @@ def first_tensor(value: Any) -> Tensor | None:
     return None
 
 
-def logits_of(output: Any) -> Tensor:
+def find_logits(output: Any) -> Tensor | None:
     found = getattr(output, "logits", None)
     if found is None and isinstance(output, dict):
         found = output.get("logits")
-    found = first_tensor(output) if found is None else found
+    return first_tensor(output) if found is None else found
+
+
+def logits_of(output: Any) -> Tensor:
+    found = find_logits(output)
     if found is None or found.grad_fn is None:
         raise UserError(
             f"the model's forward returned {type(output).__name__} with no logits that depend on its parameters",

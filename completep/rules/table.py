@@ -9,7 +9,7 @@ Everything is relative to the base model: at m_N = m_L = 1 every factor below is
 Rows that are not in the paper stand in the same table and say where they come from.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -107,6 +107,18 @@ class Rules:
                 + (", ".join(rows) or "nothing"),
             )
         return rows[role]
+
+    def effect(self, *, wider: bool, deeper: bool) -> Hashable:
+        """What is left of the rules at a shape that is wider or deeper than the base, or neither: where two parameterizations
+        have the same effect, they are one and the same run."""
+        powers = (self.branch, self.logits, self.attention, self.embedding)
+        rows = tuple(
+            (column, role, replace(rule.keep(width=wider, depth=deeper), source=""))
+            for column, rules in sorted(self.columns.items())
+            for role, rule in sorted(rules.items())
+            if column is Column.ADAM
+        )
+        return rows, tuple(power.keep(width=wider, depth=deeper) for power in powers)
 
     def __repr__(self) -> str:
         return f"<rules {self.name}>"

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from completep.compute import flops
-from completep.config import GPTConfig, Run, run_from_json, to_json
+from completep.config import Data, GPTConfig, Run, run_from_json, to_json
 from completep.data.builtin import builtin_corpus
 from completep.data.corpus import Corpus, load_corpus
 from completep.data.sampler import Sampler, validation_batches
@@ -64,8 +64,9 @@ def train(
     tell: Callable[[str], None] = quiet,
 ) -> Result:
     """Train, or go on training, and return the result."""
+    speed.tune_process()
     world = join(how.parallel)
-    corpus = open_corpus(run)
+    corpus = open_corpus(run.data)
     run = replace(run, data=replace(run.data, sha256=corpus.sha256))
     sampler, validation = read_data(run, corpus)
     if world.first:
@@ -74,7 +75,6 @@ def train(
     if (done := finished(folder)) is not None:
         tell(f"{folder} is done already")
         return done
-    speed.keep_large_blocks()
     model, scaling = build(run, how, world)
     wrapped = nn.parallel.DistributedDataParallel(model) if how.parallel == "ddp" else model
     if how.compile:
@@ -160,8 +160,7 @@ def train(
     return result
 
 
-def open_corpus(run: Run) -> Corpus:
-    data = run.data
+def open_corpus(data: Data) -> Corpus:
     corpus = builtin_corpus(data.tokenizer) if data.source == "python" else load_corpus(Path(data.source))
     if data.sha256 is not None and data.sha256 != corpus.sha256:
         raise UserError(

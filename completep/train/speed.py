@@ -1,6 +1,7 @@
 """What makes a step fast and is no business of the loop's: the allocator, block-wise compilation, the device's peak."""
 
 import ctypes
+import os
 import shutil
 import sys
 import time
@@ -12,14 +13,22 @@ from torch import nn
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
-def keep_large_blocks() -> None:
-    """Tell glibc to keep freed memory: a training step frees and asks for the same large blocks over and over (1.3× with a
-    50k vocabulary)."""
+def tune_process() -> None:
+    """What a step on a CPU runs faster with, and no result could show. To be called before the first tensor is made."""
+    # Large tensors on huge pages: asking for one, as every step does, then costs next to nothing.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    keep_blocks()
+    # ALiBi's weights on distant keys fall below 1e-38, where a CPU computes many times slower: attention at 512 tokens 1.7×.
+    torch.set_flush_denormal(True)
+
+
+def keep_blocks() -> None:
+    """Tell glibc to keep freed memory up to 32 MB a block: a step frees and asks for the same blocks over and over."""
     if sys.platform != "linux":
         return
     try:
         libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(M_MMAP_THRESHOLD, 1 << 30)
+        libc.mallopt(M_MMAP_THRESHOLD, 32 << 20)
         libc.mallopt(M_TRIM_THRESHOLD, -1)
     except (OSError, AttributeError):  # another libc; nothing is lost but speed
         return

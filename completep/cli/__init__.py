@@ -1,0 +1,44 @@
+"""The command line: parse, call, print. No logic."""
+
+import sys
+from collections.abc import Callable
+
+import tyro
+
+from completep import __version__
+from completep.cli.check import check, demo
+from completep.cli.plan import plan
+from completep.cli.rules import audit, explain
+from completep.cli.shared import console
+from completep.cli.train import prepare, train
+from completep.errors import UserError
+
+COMMANDS: dict[str, Callable[..., int]] = {
+    "demo": demo,
+    "explain": explain,
+    "audit": audit,
+    "check": check,
+    "plan": plan,
+    "prepare": prepare,
+    "train": train,
+}
+
+
+def main(words: list[str] | None = None) -> int:
+    words = sys.argv[1:] if words is None else words
+    if words in (["--version"], ["-V"]):
+        print(f"completep {__version__}")
+        return 0
+    try:
+        description = "Tune a transformer small, train it large: CompleteP and its kin for any PyTorch model."
+        code: int = tyro.extras.subcommand_cli_from_dict(
+            COMMANDS, prog="completep", description=description, args=words
+        )
+        return code
+    except UserError as error:
+        from rich.markup import escape
+
+        console(stderr=True).print(f"[red]error:[/] {escape(error.what)}\n  [bold]fix:[/] {escape(error.fix)}")
+        return 2
+    except KeyboardInterrupt:
+        return 130

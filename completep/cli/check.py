@@ -1,0 +1,180 @@
+"""`completep check`: PASS, FAIL or INCONCLUSIVE, as a table, a picture and an exit code."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+from completep.cli.shared import Words, console, print_json
+from completep.config import Shape
+from completep.errors import UserError
+from completep.rules.table import Rules, rules_named
+
+if TYPE_CHECKING:
+    from completep.measure.grid import Coordinates, Progress
+    from completep.measure.subject import Setting, Source
+    from completep.measure.verdict import Finding
+
+KINDS: tuple[Literal["html", "svg", "png"], ...] = ("html", "svg", "png")
+EXIT = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}  # 2 is a user's mistake
+
+
+def check(
+    target: Annotated[Positional[str], arg(metavar="MODULE:FACTORY")] = "completep.model.gpt:gpt",
+    /,
+    depths: tuple[int, ...] = (),
+    widths: tuple[int, ...] = (),
+    base: tuple[int, int] | None = None,
+    rules: Annotated[tuple[str, ...], arg(metavar="sp|mup|completep|alpha=0.5|literature=0.5 …")] = ("completep",),
+    args: Words = (),
+    names: tuple[str, str] = ("width", "depth"),
+    batches: Annotated[str | None, arg(metavar="MODULE:FACTORY")] = None,
+    seeds: int = 3,
+    steps: int = 10,
+    lr: float = 2e-3,
+    std: float = 0.06,
+    eps: float = 1e-16,
+    weight_decay: float = 0.0,
+    batch: int = 4,
+    time: int = 128,
+    workers: int | None = None,
+    out: Path = Path("runs"),
+    json: bool = False,
+) -> int:
+    """Coordinate check: does training stay alike as the model grows, and if not, which role's rule is wrong?
+
+    Your factory takes width and depth and returns a model, which is trained under --rules; or (model, optimizer), which are
+    checked as they are. Exit code: 0 PASS, 1 FAIL, 3 INCONCLUSIVE. See also: completep check transfer, completep check laziness.
+
+    Example: completep check examples/own_model.py:Decoder --depths 2 4 8 --widths 64 128 256 --time 32
+
+    Args:
+        target: your factory, as package.module:factory or file.py:factory; the paper's decoder if not given.
+        depths: numbers of layers, at the base's width.
+        widths: widths, at the base's depth.
+        base: width and depth of the base; by default the smallest of each.
+        rules: parameterizations to check.
+        args: more arguments of the factory.
+        names: what the factory calls width and depth, as n_embd n_layer.
+        batches: a factory of batches, if forward needs special ones: step → (inputs, targets).
+        seeds: how many.
+        steps: optimizer steps.
+        lr: base learning rate.
+        std: base init standard deviation.
+        eps: base epsilon.
+        weight_decay: base weight decay.
+        batch: sequences per step.
+        time: tokens per sequence.
+        workers: processes; by default one a core.
+        out: pictures and numbers go into a new folder here.
+        json: print JSON.
+    """
+    from completep.load import parse_arguments
+    from completep.measure.subject import Setting, Source
+
+    arguments = parse_arguments(args)
+    if target == "completep.model.gpt:gpt":
+        arguments = {"vocabulary": 256} | arguments
+    shapes, start = grid_of_shapes(widths, depths, base)
+    source = Source(target, start, arguments, names, batches)
+    setting = Setting(std, lr, eps, weight_decay, batch, time, steps)
+    return run_check(source, [rules_named(r) for r in rules], shapes, setting, seeds, workers, out, json)
+
+
+def grid_of_shapes(
+    widths: Sequence[int], depths: Sequence[int], base: tuple[int, int] | None
+) -> tuple[list[Shape], Shape]:
+    """Widths at the base's depth and depths at the base's width: one axis is varied at a time."""
+    if len(set(widths)) < 2 and len(set(depths)) < 2:
+        raise UserError("one shape has no slope", fix="give --depths 2 4 8 16, --widths 64 128 256, or both")
+    start = Shape(*base) if base is not None else Shape(min(widths, default=256), min(depths, default=2))
+    shapes = [Shape(start.width, d) for d in depths] + [Shape(w, start.depth) for w in widths]
+    if base is None or len(set(widths)) < 2:
+        width = min(widths, default=start.width)
+        shapes = [Shape(width, d) for d in depths] + [Shape(w, start.depth) for w in widths if len(set(widths)) > 1]
+    return list(dict.fromkeys(shapes)), start
+
+
+def run_check(
+    source: "Source",
+    rules: list[Rules],
+    shapes: list[Shape],
+    setting: "Setting",
+    seeds: int,
+    workers: int | None,
+    out: Path,
+    json: bool,
+) -> int:
+    from completep.measure.grid import coordinate_check
+    from completep.measure.verdict import judge, overall
+    from completep.report import check_view
+
+    if seeds < 1:
+        raise UserError(f"--seeds {seeds}: must be at least 1", fix="--seeds 3")
+    with progress_bar() as progress:
+        found = coordinate_check(source, rules, shapes, setting, seeds=range(seeds), workers=workers, progress=progress)
+    findings = judge(found)
+    files = write_check(found, findings, out)
+    if json:
+        print_json(check_view.to_json(findings) | {"files": [str(f) for f in files]})
+    else:
+        console().print(check_view.to_table(findings))
+        for line in check_view.to_lines(findings):
+            console().print(line)
+        console().print(f"pictures and numbers: {files[0].parent}")
+    return EXIT[overall(findings)]
+
+
+def write_check(found: "Coordinates", findings: "list[Finding]", out: Path) -> list[Path]:
+    from completep.files import fresh_folder, write_new
+    from completep.report import figures
+
+    folder = fresh_folder(out, "check")
+    files = []
+    for axis in dict.fromkeys(f.axis for f in findings):
+        chart = figures.coordinate_chart(found, findings, axis)
+        files += [write_new(folder / f"{axis}.{kind}", figures.render(chart, kind)) for kind in KINDS]
+    files.append(write_new(folder / "stream.csv", found.stream.write_csv()))
+    files.append(write_new(folder / "roles.csv", found.roles.write_csv()))
+    return files
+
+
+@contextmanager
+def progress_bar() -> "Iterator[Progress]":
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    talk = console(stderr=True)
+    columns = (BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=talk, transient=True, disable=not talk.is_terminal) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def update(done: int, total: int, what: str) -> None:
+            bar.update(task, completed=done, total=total, description=what)
+
+        yield update
+
+
+def demo(
+    depths: tuple[int, ...] = (2, 4, 8, 16, 32), seeds: int = 2, out: Path = Path("runs"), json: bool = False
+) -> int:
+    """A small real coordinate check: which parameterizations stay alike as the model deepens, and which role gives the others away?
+
+    Trains the paper's decoder for ten AdamW steps at each depth, on Python's own source, under four parameterizations.
+
+    Example: completep demo --depths 2 4 8 16
+
+    Args:
+        depths: numbers of layers; the base has the smallest.
+        seeds: how many.
+        out: pictures and numbers go into a new folder here.
+        json: print JSON.
+    """
+    from completep.measure.subject import Setting, Source
+
+    shapes, base = grid_of_shapes((64,), depths, None)
+    source = Source("completep.model.gpt:gpt", base, {"vocabulary": 256, "head_size": 16})
+    rules = [rules_named(r) for r in ("mup", "literature=0.5", "alpha=0.5", "completep")]
+    code = run_check(source, rules, shapes, Setting(time=64), seeds, None, out, json)
+    return 0 if code != 2 else code  # three of the four columns are there to fail or to pass as the paper says

@@ -1,0 +1,99 @@
+"""`completep plan`: from a budget or a size to a run."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import arg
+
+from completep import paper
+from completep.cli.shared import RulesName, console, print_json, read_run
+from completep.config import Shape
+from completep.rules.table import rules_named
+
+
+def plan(
+    params: str | None = None,
+    flops: str | None = None,
+    width: int | None = None,
+    depth: int | None = None,
+    gpu_hours: str | None = None,
+    device: str = "h100",
+    mfu: float = 0.4,
+    max_width: int | None = None,
+    max_depth: int | None = None,
+    head_size: int = paper.HEAD_SIZE,
+    vocabulary: int = paper.VOCABULARY,
+    sequence: int = paper.SEQUENCE,
+    tpp: float = paper.TOKENS_PER_PARAMETER,
+    tokens: str | None = None,
+    batch: int | None = None,
+    rules: RulesName = "completep",
+    base_shape: tuple[int, int] = (paper.BASE.width, paper.BASE.depth),
+    lr: float = paper.LR,
+    std: float = paper.STD,
+    tau: float = paper.TAU,
+    from_: Annotated[Path | None, arg(name="from")] = None,
+    law: Literal["paper", "completed"] = "paper",
+    horizon_exponent: float = 0.5,
+    ranks: int = 1,
+    micro_batch: int = 1,
+    run: Path | None = None,
+    json: bool = False,
+) -> int:
+    """From a budget or a size to a run: shape, tokens, batch, steps, learning rates, weight decay, FLOPs, memory.
+
+    Say the size one way: --params, --flops, --gpu-hours, or --width and --depth.
+
+    Example: completep plan --params 1.5B --max-depth 48 --ranks 8
+
+    Args:
+        params: non-embedding parameters, as 300M or 1.5B.
+        flops: training budget, as 4e20.
+        width: width N, with --depth.
+        depth: depth L, with --width.
+        gpu_hours: training budget in device hours, with --device and --mfu.
+        device: name (h100, a100, …) or peak FLOP/s (989e12).
+        mfu: share of the peak that training reaches.
+        max_width: widest model that fits, for memory.
+        max_depth: deepest model that is fast enough, for latency.
+        head_size: of every attention head.
+        vocabulary: tokens in the vocabulary.
+        sequence: tokens per sequence.
+        tpp: tokens per parameter.
+        tokens: tokens to train on, instead of --tpp.
+        batch: sequences per step, instead of the batch law.
+        base_shape: width and depth of the base that was tuned.
+        lr: tuned base learning rate.
+        std: tuned base init standard deviation.
+        tau: weight-decay timescale, 1 / (lr · weight decay · steps).
+        from_: a tuned run.json to carry over to the larger target.
+        law: with --from: how batch and duration transfer (the paper's laws, or Complete(d)P's).
+        horizon_exponent: with --law completed; published values are 0.28 to 0.5.
+        ranks: devices that share the state (FSDP2).
+        micro_batch: sequences per device and pass, for the memory estimate.
+        run: write the run here, for `completep train`.
+        json: print JSON.
+    """
+    from completep.compute import plan as planner
+    from completep.compute.memory import memory
+    from completep.config import to_json
+    from completep.files import write_new
+    from completep.report.plan_view import plan_json, plan_tables
+
+    tuned = None if from_ is None else read_run(from_)
+    request = planner.Request(
+        params=params, flops=flops, width=width, depth=depth, gpu_hours=gpu_hours, device=device, mfu=mfu, max_width=max_width,
+        max_depth=max_depth, head_size=head_size, vocabulary=vocabulary, sequence=sequence, tpp=tpp, tokens=tokens, batch=batch,
+        rules=rules, base=Shape(*base_shape), lr=lr, std=std, tau=tau, tuned=tuned, law=law, horizon_exponent=horizon_exponent,
+    )  # fmt: skip
+    found = planner.answer(request)
+    chosen = rules_named(found.run.rules)
+    needed = memory(found.run.model, sequence=found.run.sequence, micro_batch=micro_batch, ranks=ranks)
+    if run is not None:
+        write_new(run, to_json(found.run))
+    if json:
+        print_json(plan_json(found, chosen, needed))
+    else:
+        for part in plan_tables(found, chosen, needed, ranks, micro_batch):
+            console().print(part)
+    return 0

@@ -1,0 +1,207 @@
+"""`completep prepare` and `completep train`: from text to trained weights."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro.conf import Positional, arg
+
+from completep.cli.shared import RulesName, console, print_json, read_run
+from completep.config import Data, Run, Shape, run_id
+from completep.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def prepare(
+    sources: Annotated[Positional[tuple[str, ...]], arg(metavar="SOURCE …")],
+    /,
+    out: Path,
+    tokenizer: str = "bytes",
+    validation: float = 0.01,
+    text_field: str = "text",
+    workers: int = 2,
+    json: bool = False,
+) -> int:
+    """Turn text into memory-mapped token shards. Run it again after an interruption, and it goes on.
+
+    Example: completep prepare python --out data/python --tokenizer bytes
+
+    Args:
+        sources: text files, folders, .jsonl, .jsonl.gz, .parquet, hf:NAME[:SPLIT], or `python` for Python's own source.
+        out: folder for the shards and their manifest.
+        tokenizer: bytes, gpt2, or the path of a tokenizer.json.
+        validation: share of the documents to keep for validation.
+        text_field: the field that holds the text, in JSON and Parquet.
+        workers: processes.
+        json: print JSON.
+    """
+    from rich.progress import Progress
+
+    from completep.data.prepare import prepare as run
+
+    with Progress(console=console(stderr=True), transient=True) as progress:
+        task = progress.add_task("tokenizing", total=None)
+        corpus = run(
+            sources,
+            out,
+            tokenizer=tokenizer,
+            validation=validation,
+            text_field=text_field,
+            workers=workers,
+            progress=lambda done, total, tokens: progress.update(task, completed=done, total=total),
+        )
+    counts = {split: corpus.tokens(split) for split in ("train", "validation")}
+    if json:
+        print_json({"folder": str(out), "sha256": corpus.sha256, "vocabulary": corpus.vocabulary, "tokens": counts})
+    else:
+        told = f"{counts['train']:,} training and {counts['validation']:,} validation tokens"
+        console().print(f"{out}: {told}, sha256 {corpus.sha256[:12]}…")
+    return 0
+
+
+def train(
+    run: Annotated[Positional[Path | None], arg(metavar="RUN.json")] = None,
+    /,
+    out: Path | None = None,
+    data: str | None = None,
+    tokenizer: str | None = None,
+    width: int | None = None,
+    depth: int | None = None,
+    head_size: int | None = None,
+    tokens: str | None = None,
+    batch: int | None = None,
+    sequence: int | None = None,
+    rules: RulesName | None = None,
+    base_shape: tuple[int, int] | None = None,
+    lr: float | None = None,
+    std: float | None = None,
+    tau: float | None = None,
+    seed: int | None = None,
+    micro_batch: int | None = None,
+    parallel: Literal["none", "ddp", "fsdp"] = "none",
+    replicas: int = 1,
+    precision: Literal["auto", "float32", "bf16"] = "auto",
+    compile: bool = False,
+    peak: str | None = None,
+    checkpoint_every: int = 1000,
+    keep: int = 2,
+    log_every: int = 10,
+    json: bool = False,
+) -> int:
+    """Train the run that `completep plan --run` wrote, or one said in flags: the same command resumes.
+
+    In flags, --width and --depth are needed; all else is the paper's recipe, as `completep plan` would lay it out.
+    Under torchrun: torchrun --nproc-per-node 2 -m completep train run.json --parallel fsdp
+
+    Example: completep train --width 64 --depth 8 --tokens 1M --batch 16 --sequence 128 --base-shape 64 2
+
+    Args:
+        run: a run.json.
+        out: the run's folder; by default beside run.json with its name, or runs/ID.
+        data: a folder that `completep prepare` wrote, or `python` (Python's own source), instead of the run's own.
+        tokenizer: of `python`: bytes or gpt2.
+        width: width N.
+        depth: depth L.
+        head_size: of every attention head.
+        tokens: tokens to train on, as 300M; by default 20 a parameter.
+        batch: sequences per step; by default the paper's batch law.
+        sequence: tokens per sequence.
+        base_shape: width and depth of the base that was tuned.
+        lr: tuned base learning rate.
+        std: tuned base init standard deviation.
+        tau: weight-decay timescale, 1 / (lr · weight decay · steps).
+        seed: of starting weights and batches.
+        micro_batch: sequences per device and pass; the rest of a batch is accumulated.
+        parallel: with torchrun: copies (ddp) or shards (fsdp) of the model on each device.
+        replicas: with fsdp: groups of devices that each hold a whole copy (HSDP).
+        precision: auto is bf16 autocast where the device has it.
+        compile: compile block by block.
+        peak: peak FLOP/s of the device, for utilisation; measured if not given.
+        checkpoint_every: steps between checkpoints.
+        keep: checkpoints to keep.
+        log_every: steps between records.
+        json: print the result as JSON.
+    """
+    from dataclasses import asdict
+
+    from completep.train.distributed import leave
+    from completep.train.loop import How
+    from completep.train.loop import train as run_it
+    from completep.units import parse_quantity
+
+    said = {
+        "width": width, "depth": depth, "head_size": head_size, "tokens": tokens, "batch": batch, "sequence": sequence,
+        "rules": rules, "base": None if base_shape is None else Shape(*base_shape), "lr": lr, "std": std, "tau": tau,
+    }  # fmt: skip
+    config = _which_run(run, {k: v for k, v in said.items() if v is not None}, data, tokenizer, seed)
+    top = None if peak is None else parse_quantity(peak, "peak")
+    how = How(micro_batch, parallel, replicas, precision, compile, top, checkpoint_every, keep, log_every)
+    folder = out or (run.with_suffix("") if run is not None else Path("runs") / run_id(config))
+    talk = console(stderr=True)
+    with _watch(talk, config) as on_record:
+        result = run_it(config, folder, how, on_record=on_record, tell=talk.print)
+    leave()
+    if json:
+        print_json(asdict(result))
+    elif result.status == "stopped":
+        again = run if run is not None else folder / "run.json"
+        console().print(f"stopped at step {result.step}; resume with: completep train {again} --out {folder}")
+    else:
+        known = {"train": result.train_loss, "validation": result.validation_loss}
+        losses = ", ".join(f"{name} loss {loss:.4f}" for name, loss in known.items() if loss is not None)
+        pace = f"{result.tokens_per_second:,.0f} tokens/s"
+        console().print(f"{result.status} at step {result.step}: {losses}; {pace}; {folder}")
+    return 0
+
+
+def _which_run(
+    path: Path | None, said: dict[str, Any], data: str | None, tokenizer: str | None, seed: int | None
+) -> Run:
+    """The run of a file, or of flags; data and seed may be changed in both."""
+    from dataclasses import replace
+
+    from completep.compute.plan import Request, answer
+    from completep.train.loop import open_corpus
+
+    if path is not None:
+        if said:
+            flag = "--" + next(iter(said)).replace("_", "-").replace("base", "base-shape")
+            raise UserError(
+                f"{flag} beside {path}: the run says it already",
+                fix=f"leave out {flag}, or leave out {path} and give --width and --depth",
+            )
+        config = read_run(path)
+    elif said:
+        where = Data(data or "python", tokenizer or "bytes")
+        config = answer(Request(**said, vocabulary=open_corpus(where).vocabulary)).run
+    else:
+        raise UserError("nothing to train", fix="give a run.json, or --width and --depth")
+    if data is not None or tokenizer is not None:
+        source = data or config.data.source
+        config = replace(config, data=Data(source, tokenizer or config.data.tokenizer))
+    return config if seed is None else replace(config, seed=seed)
+
+
+@contextmanager
+def _watch(talk: "Console", run: Any) -> Iterator[Callable[[Any], None]]:
+    """One live line on a terminal, plain lines elsewhere."""
+    if not talk.is_terminal:
+        yield lambda record: talk.print(_record_line(record, run))
+        return
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    with Progress(BarColumn(20), TextColumn("{task.description}"), console=talk) as progress:
+        task = progress.add_task("starting", total=run.schedule.steps)
+        yield lambda record: progress.update(task, completed=record.step, description=_record_line(record, run))
+
+
+def _record_line(record: Any, run: Any) -> str:
+    if record.kind == "eval":
+        return f"step {record.step}: validation loss {record.loss:.4f}"
+    left = (run.schedule.steps - record.step) * run.batch * run.sequence / record.tokens_per_second
+    share = f", {record.mfu:.0%} of peak" if record.mfu is not None else ""
+    pace = f"{record.tokens_per_second:,.0f} tokens/s{share}, {left:.0f} s left"
+    return f"step {record.step}/{run.schedule.steps}: loss {record.loss:.4f}, {pace}"

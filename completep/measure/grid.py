@@ -1,0 +1,115 @@
+"""The coordinate check over a grid of shapes, parameterizations and seeds: every core at work, nothing done twice."""
+
+import multiprocessing
+import os
+import pickle
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import polars as pl
+
+from completep.config import Shape
+from completep.errors import UserError
+from completep.measure.coordinates import RoleRow, StreamRow, measure
+from completep.measure.subject import Setting, Source, make_batches, make_subject
+from completep.rules.table import Rules
+
+Rows = tuple[list[StreamRow], list[RoleRow]]
+Progress = Callable[[int, int, str], None]  # runs done, runs in all, the one just done
+
+
+@dataclass(frozen=True)
+class Job:
+    rules: Rules
+    shape: Shape
+    seed: int
+
+    def effect(self, base: Shape) -> Hashable:
+        left = self.rules.effect(wider=self.shape.width != base.width, deeper=self.shape.depth != base.depth)
+        return self.shape, self.seed, left
+
+    def __str__(self) -> str:
+        return f"{self.rules.name}, width {self.shape.width}, depth {self.shape.depth}, seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """All that was measured."""
+
+    base: Shape
+    stream: pl.DataFrame  # a row per rules, shape, seed, step, quantity and layer
+    roles: pl.DataFrame  # a row per rules, shape, seed and role
+
+
+def coordinate_check(
+    source: Source,
+    rules: Sequence[Rules],
+    shapes: Sequence[Shape],
+    setting: Setting = Setting(),  # noqa: B008  (frozen)
+    *,
+    seeds: Sequence[int] = (0, 1, 2),
+    workers: int | None = None,
+    progress: Progress = lambda done, total, what: None,
+) -> Coordinates:
+    """Train and measure at every shape; what two parameterizations have in common is run once."""
+    if not shapes or not rules or not seeds:
+        raise UserError("nothing to check: no shapes, no rules or no seeds", fix="give at least one of each")
+    jobs = [Job(r, shape, seed) for r in rules for shape in dict.fromkeys(shapes) for seed in seeds]
+    distinct = {job.effect(source.base): job for job in reversed(jobs)}
+    # The largest first: a long run that starts last would keep one core busy and the others idle.
+    todo = sorted(distinct.values(), key=lambda job: -(job.shape.width**2 * job.shape.depth))
+    done: dict[Hashable, Rows] = {}
+    for job, rows in run(source, todo, setting, workers):
+        done[job.effect(source.base)] = rows
+        progress(len(done), len(todo), str(job))
+    return Coordinates(source.base, *(_frame(jobs, done, source.base, which) for which in (0, 1)))
+
+
+def run(source: Source, jobs: Sequence[Job], setting: Setting, workers: int | None) -> Iterator[tuple[Job, Rows]]:
+    """In processes of one thread each; in this one where there is but one job, or a factory that cannot be sent."""
+    workers = min(len(jobs), workers or os.cpu_count() or 1)
+    if workers == 1 or not _can_be_sent(source):
+        for job in jobs:
+            yield job, run_one(source, job, setting)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, initializer=_alone_on_its_core) as pool:
+        futures = {pool.submit(run_one, source, job, setting): job for job in jobs}
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def run_one(source: Source, job: Job, setting: Setting) -> Rows:
+    subject = make_subject(source, job.shape, job.rules, setting, job.seed)
+    batches, probe = make_batches(source, setting, job.seed)
+    return measure(subject, batches, probe, setting.steps)
+
+
+def _alone_on_its_core() -> None:
+    import torch
+
+    from completep.train.speed import tune_process
+
+    tune_process()
+    torch.set_num_threads(1)
+
+
+def _can_be_sent(source: Source) -> bool:
+    try:
+        pickle.dumps(source)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return False
+    return True
+
+
+def _frame(jobs: Sequence[Job], done: dict[Hashable, Rows], base: Shape, which: int) -> pl.DataFrame:
+    rows: list[dict[str, Any]] = []
+    for job in jobs:
+        place = {"rules": job.rules.name, "width": job.shape.width, "depth": job.shape.depth, "seed": job.seed}
+        rows += [place | asdict(row) for row in done[job.effect(base)][which]]
+    return pl.DataFrame(rows, infer_schema_length=None)

@@ -1,0 +1,257 @@
+"""The coordinate check: right models pass, every wrong one fails and the wrong role is named, and what cannot be told is not."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from completep import COMPLETEP, MUP, SP, Role, alpha
+from completep.cli import main
+from completep.config import Shape
+from completep.errors import UserError
+from completep.measure import coordinates
+from completep.measure.controls import CONTROLS, RIGHT
+from completep.measure.coordinates import measure, rms
+from completep.measure.grid import Job, coordinate_check
+from completep.measure.subject import Setting, Source, make_batches, make_subject, python_bytes
+from completep.measure.verdict import culprits, fit, judge, overall, student
+from tests.measure import pairs
+
+BASE = Shape(32, 2)
+TINY = Setting(time=32)
+DECODER = Source(pairs.model, BASE)
+AXES = {"depth": [Shape(32, d) for d in (2, 4, 8, 16)], "width": [Shape(w, 2) for w in (32, 64, 128, 256)]}
+
+
+def check(source, rules=COMPLETEP, axis="depth", setting=TINY, seeds=(0, 1, 2), shapes=None):
+    found = coordinate_check(source, [rules], shapes or AXES[axis], setting, seeds=seeds, workers=1)
+    return judge(found)
+
+
+@pytest.mark.parametrize("control", RIGHT, ids=lambda c: c.name)
+def test_right_rules_pass(control):
+    findings = check(DECODER, control.rules, control.axis, Setting(time=32, eps=control.eps))
+    assert not culprits(findings)
+    assert overall(findings) == "PASS", [f for f in findings if f.word != "PASS"]
+
+
+@pytest.mark.parametrize("control", CONTROLS, ids=lambda c: c.name)
+def test_wrong_rules_fail_and_the_role_is_named(control):
+    findings = check(DECODER, control.rules, control.axis, Setting(time=32, eps=control.eps))
+    assert overall(findings) == "FAIL"
+    blamed = {role for role in Role for name in culprits(findings) if name.startswith(f"{role} →")}
+    assert blamed >= set(control.blamed)
+    if len(control.blamed) == 1 and "lr" in control.name:
+        assert blamed == set(control.blamed)
+
+
+def test_a_pair_is_checked_as_it_is():
+    assert overall(check(Source(pairs.right, BASE))) == "PASS"
+    findings = check(Source(pairs.one_block_unscaled, BASE))
+    assert overall(findings) == "FAIL"
+    told = next(f for f in findings if f.word == "FAIL" and "mlp.down" in f.quantity)
+    assert "the largest is block 15" in told.why
+
+
+def test_inconclusive_is_never_a_pass():
+    assert {f.word for f in check(Source(pairs.diverges, BASE), seeds=(0,))} <= {"INCONCLUSIVE", "PASS"}
+    assert overall(check(Source(pairs.diverges, BASE), seeds=(0,))) == "INCONCLUSIVE"
+    findings = check(Source(pairs.diverges_when_deep, BASE), seeds=(0,))
+    assert overall(findings) == "FAIL"
+    assert any("not finite from depth 8 on" in f.why for f in findings)
+    two = check(DECODER, shapes=AXES["depth"][:2])
+    assert overall(two) == "INCONCLUSIVE"
+    assert "2 depths are too few" in two[0].why
+    assert any("nothing moved" in f.why for f in check(Source(pairs.frozen, BASE), seeds=(0,)))
+
+
+def test_special_batches_and_their_mistakes():
+    keyed = Source(pairs.Keyed, BASE, batches=pairs.keyed_batches)
+    assert overall(check(keyed)) == "PASS"
+    for wrong, told in ((pairs.bad_batches, "returned list"), (pairs.misfitting_batches, "do not fit targets")):
+        with pytest.raises(UserError, match=told):
+            check(Source(pairs.Keyed, BASE, batches=wrong), seeds=(0,))
+
+
+def test_dropout_is_noticed():
+    with pytest.raises(UserError, match=r"not deterministic: dropout is on in drop"):
+        check(Source(pairs.Noisy, BASE), seeds=(0,))
+
+
+def test_the_numbers_are_what_plain_pytorch_gives():
+    """Stream, branch and change against a run by hand, without hooks or samples."""
+    shape = Shape(32, 3)
+    subject = make_subject(DECODER, shape, alpha(0.5), TINY, seed=4)
+    batches, probe = make_batches(DECODER, TINY, seed=4)
+    rows, _ = measure(subject, batches, probe, 2)
+    seen = {(r.step, r.quantity, r.layer): r for r in rows}
+    twin = make_subject(DECODER, shape, alpha(0.5), TINY, seed=4)
+    before = twin.model.stream(probe[0]).detach()
+    for step in range(2):
+        twin.optimizer.zero_grad()
+        twin.loss(batches(step)).backward()
+        twin.optimizer.step()
+    with torch.no_grad():
+        after = twin.model.stream(probe[0])
+        block = twin.model.blocks[0]
+        x = twin.model.embedding(probe[0])
+        attention_only = block(x, _mask(twin.model, probe[0])) - x
+    assert seen[0, "stream", 3].rms == pytest.approx(rms(before), rel=1e-6)
+    assert seen[2, "stream", 3].rms == pytest.approx(rms(after), rel=1e-6)
+    assert seen[2, "stream", 3].change == pytest.approx(rms(after - before), rel=1e-6)
+    both = seen[2, "branch blocks.*.attention.out", 0].rms, seen[2, "branch blocks.*.mlp.down", 0].rms
+    assert abs(both[0] - both[1]) < rms(attention_only) < both[0] + both[1]
+    assert seen[0, "stream", 3].change == 0
+
+
+def _mask(model, tokens):
+    from completep.model.gpt import alibi_mask
+
+    return alibi_mask(model.config.heads, tokens.shape[1], tokens.device, torch.float32)
+
+
+def test_role_effects_add_up_where_they_must():
+    """With one role trained alone, its effect is the whole change."""
+    subject = make_subject(DECODER, Shape(32, 3), COMPLETEP, TINY, seed=0)
+    batches, probe = make_batches(DECODER, TINY, seed=0)
+    subject.optimizer = torch.optim.AdamW(subject.roles()[Role.HIDDEN_BIAS], lr=0.01)
+    rows, roles = measure(subject, batches, probe, 3)
+    effect = {r.role: r.stream for r in roles}
+    last = next(r for r in rows if (r.step, r.quantity, r.layer) == (3, "stream", 3))
+    assert effect.pop(Role.HIDDEN_BIAS) == pytest.approx(last.change, rel=1e-5)
+    assert set(effect.values()) == {0.0}
+
+
+def test_what_is_the_same_run_is_run_once():
+    done = []
+    rules = [SP, MUP, alpha(0.5), COMPLETEP]
+    found = coordinate_check(
+        DECODER,
+        rules,
+        AXES["depth"][:2],
+        Setting(time=8, steps=1),
+        seeds=(0,),
+        workers=1,
+        progress=lambda *a: done.append(a),
+    )
+    # The base once for all four; SP and muP are one at any depth.
+    assert [total for _, total, _ in done] == [4] * 4
+    assert found.stream["rules"].unique(maintain_order=True).to_list() == ["SP", "muP", "alpha=0.5", "CompleteP"]
+    wide = {Job(r, Shape(64, 2), 0).effect(BASE) for r in rules}
+    assert len(wide) == 2  # SP apart; the others differ in depth only
+
+
+def test_processes_give_the_same_numbers():
+    source = Source("completep.model.gpt:gpt", BASE, {"vocabulary": 256, "head_size": 16})
+    shapes, setting = AXES["depth"][:2], Setting(time=16, steps=2)
+    one, two = (coordinate_check(source, [COMPLETEP], shapes, setting, seeds=(0,), workers=n) for n in (1, 2))
+    np.testing.assert_allclose(one.stream["rms"].to_numpy(), two.stream["rms"].to_numpy(), rtol=1e-5)
+    np.testing.assert_allclose(one.roles["stream"].to_numpy(), two.roles["stream"].to_numpy(), rtol=1e-4, atol=1e-9)
+
+
+def test_fit_recovers_a_known_slope_and_its_interval_covers():
+    sizes = np.tile([2.0, 4, 8, 16], 3)
+    seeds = np.repeat([0, 1, 2], 4)
+    level = np.repeat([1.0, 5.0, 0.1], 4)  # seeds start apart; the slope is common
+    exact = fit(sizes, level * sizes**0.3, seeds)
+    assert (exact.value, exact.high - exact.low) == (pytest.approx(0.3), pytest.approx(0, abs=1e-9))
+    rng = np.random.default_rng(0)
+    covered = 0
+    for _ in range(1000):
+        slope = fit(sizes, level * sizes**0.3 * np.exp(0.1 * rng.standard_normal(12)), seeds)
+        covered += slope.low <= 0.3 <= slope.high
+    assert 920 < covered < 975  # 95 % intervals
+
+
+@pytest.mark.parametrize(
+    ("freedom", "quantile"), [(1, 12.706), (2, 4.303), (3, 3.182), (5, 2.571), (10, 2.228), (30, 2.042)]
+)
+def test_student_quantiles(freedom, quantile):
+    assert student(freedom, 0.95) == pytest.approx(quantile, rel=0.01)
+
+
+def test_the_text_is_real_and_the_same_every_time():
+    data = python_bytes(5000)
+    assert torch.equal(data, python_bytes(9000)[:5000])
+    assert len(data.unique()) > 40
+    assert b"import" in bytes(data.tolist())
+
+
+MODEL = [
+    "completep.model.gpt:gpt",
+    "--args",
+    "head_size=16",
+    "vocabulary=256",
+    "--time",
+    "32",
+    "--seeds",
+    "2",
+    "--workers",
+    "1",
+]
+
+
+def test_command_line(tmp_path, capsys):
+    words = ["check", *MODEL, "--widths", "32", "--depths", "2", "4", "8", "16", "--out", str(tmp_path / "runs")]
+    assert main([*words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["verdicts"] == {"CompleteP": "PASS"}
+    names = sorted(f.rsplit("/", 1)[1] for f in told["files"])
+    assert names == ["depth.html", "depth.png", "depth.svg", "roles.csv", "stream.csv"]
+    assert main([*words, "--rules", "mup"]) == 1
+    assert "hidden weight → stream" in capsys.readouterr().out
+    assert main(["check", *MODEL, "--widths", "32", "--depths", "2", "4", "--out", str(tmp_path / "runs")]) == 3
+    assert "INCONCLUSIVE" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["check"], "one shape has no slope"),
+        (["check", "--depths", "2", "2"], "one shape has no slope"),
+        (["check", "--depths", "2", "4", "--seeds", "0"], "--seeds 0"),
+        (["check", "nowhere:model", "--depths", "2", "4"], "nowhere"),
+        (["check", "--depths", "2", "4", "--rules", "mupp"], "no rules named 'mupp'"),
+        (["check", "--depths", "0", "4"], "depth=0"),
+    ],
+)
+def test_mistakes_are_told(words, told, capsys):
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    assert told in err
+    assert "Traceback" not in err
+
+
+def test_width_and_depth_together(tmp_path, capsys):
+    words = [
+        "check",
+        *MODEL,
+        "--widths",
+        "32",
+        "64",
+        "128",
+        "--depths",
+        "2",
+        "4",
+        "8",
+        "--out",
+        str(tmp_path),
+        "--json",
+    ]
+    assert main(words) == 0
+    axes = {f["axis"] for f in json.loads(capsys.readouterr().out)["findings"]}
+    assert axes == {"width", "depth"}
+
+
+def test_memory_does_not_grow_with_what_is_recorded():
+    """What is kept of an activation is a bounded sample, however large it is."""
+    subject = make_subject(DECODER, Shape(64, 2), COMPLETEP, Setting(), 0)
+    tokens = torch.randint(256, (8, 128))
+    seen = coordinates.observe(subject, (tokens, tokens))
+    assert all(len(s.sample) <= coordinates.SAMPLE for s in seen.values())
+    assert tokens.numel() * 64 > coordinates.SAMPLE
+    full = rms(subject.model.stream(tokens).detach())
+    sampled = rms(seen["stream", 2].sample)
+    assert math.isclose(full, sampled, rel_tol=0.03)
