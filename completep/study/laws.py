@@ -1,4 +1,4 @@
-"""From losses to laws: power laws in FLOPs, loss increase, FLOP savings, the range of good shapes, optimal learning rates.
+"""From losses to laws: power laws in FLOPs, loss increase, FLOP savings, the range of good shapes.
 
 Pure functions of numbers and frames. Every estimate comes with an interval from a bootstrap.
 """
@@ -12,18 +12,10 @@ import polars as pl
 from numpy.typing import ArrayLike, NDArray
 
 from completep.errors import UserError
+from completep.measure.optimum import Interval
 
 Floats = NDArray[np.float64]
 DRAWS = 2000
-
-
-@dataclass(frozen=True)
-class Interval:
-    low: float
-    high: float
-
-    def __contains__(self, value: float) -> bool:
-        return self.low <= value <= self.high
 
 
 @dataclass(frozen=True)
@@ -161,60 +153,6 @@ def shape_range(
     below, above = [c for c in crossings if c < lowest], [c for c in crossings if c > lowest]
     low, high = max(below, default=float(x.min())), min(above, default=float(x.max()))
     return ShapeRange(math.exp(lowest), math.exp(low), math.exp(high), not below, not above)
-
-
-@dataclass(frozen=True)
-class Optimum:
-    """Where a hyperparameter's curve has its minimum."""
-
-    value: float
-    loss: float
-    interval: Interval | None
-    interior: bool  # False where the best point is the first or last that was tried
-
-
-def optimum(
-    frame: pl.DataFrame, hyperparameter: str = "lr", *, level: float = 0.9, draws: int = 500, seed: int = 0
-) -> Optimum:
-    """Minimum of loss over log2 of a hyperparameter: a parabola through the best point and its neighbours.
-
-    `frame` has columns of that name, `loss` and, where there are several, `seed`. The bootstrap draws seeds.
-    """
-    for column in (hyperparameter, "loss"):
-        if column not in frame.columns:
-            raise UserError(f"the frame has no column {column!r}", fix=f"it has {', '.join(frame.columns)}")
-    if "seed" not in frame.columns:
-        frame = frame.with_columns(seed=pl.lit(0))
-    table = frame.pivot(on="seed", index=hyperparameter, values="loss", aggregate_function="mean").sort(hyperparameter)
-    x = np.log2(table[hyperparameter].to_numpy().astype(float))
-    losses = table.drop(hyperparameter).to_numpy().astype(float)
-    losses = np.where(np.isfinite(losses), losses, np.inf)
-    if len(x) < 3 or np.isfinite(losses.mean(1)).sum() < 3:
-        raise UserError(
-            f"{int(np.isfinite(losses.mean(1)).sum())} finite points are too few for a minimum",
-            fix="try at least three values",
-        )
-    value, loss, interior = vertex(x, losses.mean(1))
-    interval = None
-    if losses.shape[1] > 1:
-        rng = np.random.default_rng(seed)
-        picks = rng.integers(losses.shape[1], size=(draws, losses.shape[1]))
-        found = [vertex(x, losses[:, pick].mean(1))[0] for pick in picks]
-        low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
-        interval = Interval(2 ** float(low), 2 ** float(high))
-    return Optimum(2**value, loss, interval, interior)
-
-
-def vertex(x: Floats, y: Floats) -> tuple[float, float, bool]:
-    """(place, height, interior?) of the minimum of a sampled curve, by a local parabola."""
-    at = int(np.argmin(y))
-    if at in (0, len(x) - 1) or not (np.isfinite(y[at - 1]) and np.isfinite(y[at + 1])):
-        return float(x[at]), float(y[at]), at not in (0, len(x) - 1)
-    around = slice(at - 1, at + 2)
-    a, b, c = (float(v) for v in np.polyfit(x[around] - x[at], y[around], 2))
-    if a <= 0:
-        return float(x[at]), float(y[at]), True
-    return float(x[at]) - b / (2 * a), c - b * b / (4 * a), True
 
 
 def frontier(frame: pl.DataFrame, by: Sequence[str] = ("size",)) -> pl.DataFrame:

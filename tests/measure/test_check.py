@@ -179,18 +179,7 @@ def test_the_text_is_real_and_the_same_every_time():
     assert b"import" in bytes(data.tolist())
 
 
-MODEL = [
-    "completep.model.gpt:gpt",
-    "--args",
-    "head_size=16",
-    "vocabulary=256",
-    "--time",
-    "32",
-    "--seeds",
-    "2",
-    "--workers",
-    "1",
-]
+MODEL = ["completep.model.gpt:gpt", "--args", "head_size=16", "vocabulary=256", "--time", "32", "--workers", "1"]
 
 
 def test_command_line(tmp_path, capsys):
@@ -225,22 +214,8 @@ def test_mistakes_are_told(words, told, capsys):
 
 
 def test_width_and_depth_together(tmp_path, capsys):
-    words = [
-        "check",
-        *MODEL,
-        "--widths",
-        "32",
-        "64",
-        "128",
-        "--depths",
-        "2",
-        "4",
-        "8",
-        "--out",
-        str(tmp_path),
-        "--json",
-    ]
-    assert main(words) == 0
+    shapes = ["--widths", "32", "64", "128", "256", "--depths", "2", "4", "8", "16"]
+    assert main(["check", *MODEL, *shapes, "--out", str(tmp_path), "--json"]) == 0
     axes = {f["axis"] for f in json.loads(capsys.readouterr().out)["findings"]}
     assert axes == {"width", "depth"}
 

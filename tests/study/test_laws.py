@@ -9,15 +9,14 @@ import polars as pl
 import pytest
 
 from completep import UserError, paper
+from completep.measure.optimum import optimum, vertex
 from completep.study.laws import (
     PowerLaw,
     fit_power_law,
     flop_savings,
     frontier,
     loss_increase,
-    optimum,
     shape_range,
-    vertex,
 )
 
 RESULTS = {

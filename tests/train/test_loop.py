@@ -82,7 +82,7 @@ def test_training_is_what_plain_torch_does(straight, data):
     scaling = parametrize(model, base=lambda: GPT(base), rules=rules_named("completep")).init_(0.05, seed=0)
     optimizer = torch.optim.AdamW(scaling.param_groups(0.01, weight_decay=0.1, eps=1e-10), betas=(0.9, 0.95))
     first = [g["lr"] for g in optimizer.param_groups]
-    sampler = Sampler(open_corpus(run), "train", 16, 4, 0)
+    sampler = Sampler(open_corpus(run.data), "train", 16, 4, 0)
     found = []
     for step in range(12):
         for g, lr in zip(optimizer.param_groups, first, strict=True):
@@ -111,7 +111,7 @@ def test_exported_weights_are_plain_and_give_the_same_logits(straight, data):
     from completep.train.distributed import World
     from completep.train.loop import evaluation_loss, read_data
 
-    _, validation = read_data(run, open_corpus(run))
+    _, validation = read_data(run, open_corpus(run.data))
     from contextlib import nullcontext
 
     loss = evaluation_loss(model, validation, World(0, 1, torch.device("cpu")), nullcontext)
@@ -224,7 +224,7 @@ def test_other_data_is_refused(straight, data, tmp_path):
 
     changed = prepare([str(tmp_path / "text")], tmp_path / "more", validation=0.2, workers=1)
     run = small_run(tmp_path / "more")
-    assert changed.sha256 != open_corpus(small_run(data)).sha256
+    assert changed.sha256 != open_corpus(small_run(data).data).sha256
     with pytest.raises(UserError, match="has changed: sha256"):
         train(replace(run, data=Data(str(tmp_path / "more"), sha256="0" * 64)), tmp_path / "run", EACH)
     assert other.exists()
