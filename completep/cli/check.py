@@ -78,7 +78,7 @@ def check(
     if target == "completep.model.gpt:gpt":
         arguments = {"vocabulary": 256} | arguments
     shapes, start = grid_of_shapes(widths, depths, base)
-    source = Source(target, start, arguments, names, batches)
+    source = Source(target, start, arguments, names, batches=batches)
     setting = Setting(std, lr, eps, weight_decay, batch, time, steps)
     return run_check(source, [rules_named(r) for r in rules], shapes, setting, seeds, workers, out, json)
 

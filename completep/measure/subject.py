@@ -51,6 +51,7 @@ class Source:
     base: Shape
     arguments: Mapping[str, Any] = field(default_factory=dict)
     names: tuple[str, str] = ("width", "depth")  # what the factory calls them
+    roles: "Mapping[str, Role] | None" = None  # as for parametrize, where a role cannot be found
     batches: "str | Batches | None" = None  # step → (inputs, targets); None is Python's own source, or noise for images
 
     def make(self, shape: Shape) -> Any:
@@ -99,13 +100,15 @@ def make_subject(source: Source, shape: Shape, rules: Rules, setting: Setting, s
     if isinstance(made, tuple):
         model, optimizer = _pair(made)
         specimen = build(lambda: source.model(source.base), "cpu").float().eval().requires_grad_(True)
-        anatomy = examine(specimen, example=example)
+        anatomy = examine(specimen, example=example, patterns=source.roles)
         return Subject(model, optimizer, anatomy, own_factors(model, anatomy, example))
     if not isinstance(made, nn.Module):
         raise UserError(
             f"the factory returned {type(made).__name__}", fix="let it return a model, or (model, optimizer)"
         )
-    scaling = parametrize(made, base=lambda: source.model(source.base), rules=rules, example=example)
+    scaling = parametrize(
+        made, base=lambda: source.model(source.base), rules=rules, roles=source.roles, example=example
+    )
     scaling.init_(setting.std, seed=seed)
     groups = scaling.param_groups(setting.lr, weight_decay=setting.weight_decay, eps=setting.eps)
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
@@ -134,10 +137,13 @@ def make_batches(source: Source, setting: Setting, seed: int) -> tuple[Batches, 
             classes = find_logits(call(model, example)).shape[-1]  # type: ignore[union-attr]
         return (lambda step: _noise(example, classes, setting, step + 1)), _noise(example, classes, setting, 0)
     smallest = min(m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding))
-    setting_time = min(setting.time, smallest)  # the smallest table may be the positions'
-    return (lambda step: _text(smallest, setting.batch, setting_time, 1 + step + seed * setting.steps)), _text(
-        smallest, setting.batch, setting_time, 0
-    )
+    time = min(setting.time, smallest)  # the smallest table may be the positions'
+
+    def batch(step: int) -> Batch:
+        return _text(smallest, setting.batch, time, 1 + step + seed * setting.steps)
+
+    inputs, targets = _text(smallest, setting.batch, time, 0)
+    return batch, (inputs[:1], targets[:1])  # one sequence is numbers enough to average over, and cheap to pass
 
 
 def _checked(factory: Callable[[int], Any], step: int) -> Batch:

@@ -157,8 +157,9 @@ def _against(x: Floats, y: Floats, base_x: Floats, base_y: Floats) -> tuple[floa
 def _bootstrap(
     x: Floats, losses: Floats, base_x: Floats, base_losses: Floats
 ) -> tuple[Interval | None, Interval | None]:
-    """Seeds drawn with replacement, the base's and this shape's each."""
-    if losses.shape[1] < 2 or base_losses.shape[1] < 2:
+    """Seeds drawn with replacement, the base's and this shape's each; only those that were run at every value."""
+    losses, base_losses = (y[:, ~np.isnan(y).any(0)] for y in (losses, base_losses))
+    if losses.shape[1] < 2 or base_losses.shape[1] < 2 or not np.isfinite(losses).any():
         return None, None
     rng = np.random.default_rng(0)
     rows = []

@@ -39,19 +39,25 @@ def to_table(findings: list[Finding]) -> Table:
     return table
 
 
+def by_desideratum(findings: list[Finding]) -> dict[int, str]:
+    return {d: overall([f for f in findings if f.desideratum == d]) for d in sorted({f.desideratum for f in findings})}
+
+
 def to_lines(findings: list[Finding]) -> list[str]:
     """The verdict on each parameterization, with what is to blame."""
     lines = []
     for rules, its in by_rules(findings).items():
         word = overall(its)
         why = ", ".join(culprits(its)[:4]) if word == "FAIL" else "; ".join(dict.fromkeys(f.why for f in its if f.why))
-        lines.append(f"{rules}: [{COLOURS[word]}]{word}[/]" + (f" ({why})" if why else ""))
+        each = ", ".join(f"desideratum {d} {said}" for d, said in by_desideratum(its).items())
+        lines.append(f"{rules}: [{COLOURS[word]}]{word}[/] ({each})" + (f": {why}" if why else ""))
     return lines
 
 
 def to_json(findings: list[Finding]) -> dict[str, Any]:
     return {
         "verdicts": {rules: overall(its) for rules, its in by_rules(findings).items()},
+        "desiderata": {rules: by_desideratum(its) for rules, its in by_rules(findings).items()},
         "culprits": {rules: culprits(its) for rules, its in by_rules(findings).items()},
         "findings": [asdict(f) for f in findings],
     }

@@ -18,6 +18,7 @@ from completep.measure.grid import Job, coordinate_check
 from completep.measure.subject import Setting, Source, make_batches, make_subject, python_bytes
 from completep.measure.verdict import culprits, fit, judge, overall, student
 from tests.measure import pairs
+from tests.rules import zoo
 
 BASE = Shape(32, 2)
 TINY = Setting(time=32)
@@ -230,3 +231,21 @@ def test_memory_does_not_grow_with_what_is_recorded():
     full = rms(subject.model.stream(tokens).detach())
     sampled = rms(seen["stream", 2].sample)
     assert math.isclose(full, sampled, rel_tol=0.03)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "olmo2", "timm-vit", "oddity", "outer-sum"])
+def test_real_models_by_their_factory(name):
+    """Right under CompleteP, caught under muP: grouped keys, QK norms, norms after the branch, images, bare parameters."""
+    roles = {"storey*.mixer.*": Role.HIDDEN} if name == "oddity" else None
+    source = Source(zoo.ZOO[name], BASE, roles=roles)
+    shapes = [Shape(32, d) for d in (2, 4, 8, 16)]
+    right = check(source, shapes=shapes, setting=Setting(time=24, steps=6))
+    assert not culprits(right), [f for f in right if f.word == "FAIL"]
+    assert sum(f.word == "PASS" for f in right) > len(right) / 2
+    wrong = check(source, MUP, shapes=shapes, setting=Setting(time=24, steps=6))
+    assert f"{Role.HIDDEN} → stream" in culprits(wrong)
+
+
+def test_a_model_with_dropout_is_refused_by_name():
+    with pytest.raises(UserError, match=r"not deterministic: dropout is on in transformer\.drop"):
+        check(Source(zoo.gpt2, BASE), seeds=(0,), setting=Setting(time=8))

@@ -1,0 +1,85 @@
+"""The paper's depth coordinate check beside the same grid in plain PyTorch: hooks that keep activations, one run after another,
+torch's own threads.
+
+    python benchmarks/check_speed.py [deepest, 128 by default]
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from completep import parametrize
+from completep.config import Shape
+from completep.measure.grid import coordinate_check
+from completep.measure.subject import Setting, Source, python_bytes
+from completep.model.gpt import gpt
+from completep.rules.table import COMPLETEP, MUP, alpha, literature
+
+RESULTS = Path(__file__).parent / "results" / "check_speed.json"
+RULES = (MUP, literature(0.5), alpha(0.5), COMPLETEP)
+WIDTH, BASE, SETTING = 256, 2, Setting()
+DEEPEST = int(sys.argv[1]) if len(sys.argv) > 1 else 128
+DEPTHS = [2**k for k in range(1, DEEPEST.bit_length())]
+
+
+def plain_run(rules, depth):
+    """What one would write: hooks that store every block's output, the same fixed batch passed before every step."""
+    model = gpt(WIDTH, depth, 256)
+    scaling = parametrize(model, base=lambda: gpt(WIDTH, BASE, 256), rules=rules)
+    scaling.init_(SETTING.std, seed=0)
+    optimizer = torch.optim.AdamW(scaling.param_groups(SETTING.lr, eps=SETTING.eps), betas=(0.9, 0.95))
+    tokens = python_bytes(11 * 4 * 129).view(11, 4, 129)
+    seen = {}
+    for name, module in model.named_modules():
+        if name.endswith((".attention", ".mlp")) or name in ("final_norm", *(f"blocks.{i}" for i in range(depth))):
+            module.register_forward_hook(lambda m, a, out, name=name: seen.update({name: out.detach().clone()}))
+    first, rows = None, []
+    start = {n: p.detach().clone() for n, p in model.named_parameters()}
+    for step in range(SETTING.steps + 1):
+        with torch.no_grad():
+            model(tokens[-1, :, :-1])
+        now = dict(seen)
+        first = first or now
+        rows += [
+            (name, x.square().mean().sqrt().item(), (x - first[name]).square().mean().sqrt().item())
+            for name, x in now.items()
+        ]
+        if step < SETTING.steps:
+            loss = F.cross_entropy(model(tokens[step, :, :-1]).flatten(0, 1), tokens[step, :, 1:].flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    end = {n: p.detach().clone() for n, p in model.named_parameters()}
+    roles = {n: r.role for n, r in scaling.parameters.items()}
+    for role in set(roles.values()):
+        with torch.no_grad():
+            for n, p in model.named_parameters():
+                p.copy_(end[n] if roles[n] is role else start[n])
+            model(tokens[-1, :, :-1])
+        rows.append((role, seen[f"blocks.{depth - 1}"].square().mean().sqrt().item(), 0.0))
+    return rows
+
+
+def main():
+    source = Source("completep.model.gpt:gpt", Shape(WIDTH, BASE), {"vocabulary": 256})
+    start = time.perf_counter()
+    coordinate_check(source, RULES, [Shape(WIDTH, d) for d in DEPTHS], SETTING, seeds=(0,))
+    ours = time.perf_counter() - start
+    print(f"completep: {ours:.0f} s", flush=True)
+    start = time.perf_counter()
+    for rules in RULES:
+        for depth in DEPTHS:
+            plain_run(rules, depth)
+    plain = time.perf_counter() - start
+    ratio = plain / ours
+    print(f"plain PyTorch: {plain:.0f} s;  {ratio:.2f}×   target >= 2   {'met' if ratio >= 2 else 'MISSED'}")
+    told = {"deepest": DEEPEST, "completep s": ours, "plain s": plain, "ratio": ratio, "target": 2, "met": ratio >= 2}
+    RESULTS.write_text(json.dumps(told, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""The transfer verdict on curves whose optimum is known: what passes, what fails, and what cannot be told."""
+
+import json
+import math
+
+import numpy as np
+import polars as pl
+import pytest
+
+from completep.cli import main
+from completep.config import Shape
+from completep.errors import UserError
+from completep.measure.transfer import find_hyperparameter, judge, read_sweep
+
+
+def sweep(
+    drift=0.0,
+    *,
+    values=range(-12, -3),
+    depths=(2, 8, 32),
+    seeds=3,
+    noise=0.002,
+    name="lr",
+    rules="x",
+    deeper=0.05,
+    curvature=0.02,
+):
+    """Parabolas in log2; the optimum moves by `drift` octaves a doubling of depth."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for depth in depths:
+        octaves = math.log2(depth / depths[0])
+        for value in values:
+            for seed in range(seeds):
+                loss = (
+                    2.5
+                    - deeper * octaves
+                    + curvature * (value + 8 - drift * octaves) ** 2
+                    + noise * rng.standard_normal()
+                )
+                rows.append({"rules": rules, "width": 64, "depth": depth, name: 2.0**value, "seed": seed, "loss": loss})
+    return pl.DataFrame(rows)
+
+
+def only(frame, **options):
+    (found,) = judge(frame, **options)
+    return found
+
+
+def test_no_drift_passes():
+    found = only(sweep())
+    assert found.word == "PASS"
+    assert found.best == 2**-8
+    assert found.deeper_is_better
+    for s in found.shapes:
+        assert s.interior
+        assert abs(s.drift) < 0.1
+        assert s.drift in s.drift_interval
+
+
+@pytest.mark.parametrize("drift", [-0.5, -0.25, 0.25, 0.5])
+def test_drift_is_measured_in_octaves_and_fails(drift):
+    found = only(sweep(drift))
+    assert found.word == "FAIL"
+    assert [s.drift for s in found.shapes] == pytest.approx([2 * drift, 4 * drift], abs=0.1)
+    assert "octaves" in found.why
+
+
+def test_regret_is_what_the_bases_value_costs():
+    found = only(sweep(0.5, noise=0, seeds=1))
+    far = found.shapes[-1]  # the optimum has moved by two octaves to a value that was tried
+    assert far.regret == pytest.approx(100 * 0.02 * 4 / (2.5 - 0.05 * 4), rel=1e-6)
+    assert far.loss == pytest.approx(2.5 - 0.05 * 4 + 0.02 * 4)
+    assert far.drift_interval is None
+    sharp = only(sweep(0.12, curvature=0.4, noise=0, seeds=1))
+    assert abs(sharp.shapes[-1].drift) < 0.5
+    assert only(sweep(0.1, curvature=0.02, noise=0, seeds=1)).word == "PASS"
+
+
+def test_deeper_is_not_better_is_said():
+    assert only(sweep(deeper=-0.05)).deeper_is_better is False
+    assert only(sweep().rename({"width": "depth", "depth": "width"})).deeper_is_better is None
+
+
+def test_an_edge_is_not_an_optimum():
+    base_edge = only(sweep(values=range(-8, -3)))
+    assert base_edge.word == "INCONCLUSIVE"
+    assert "go on beyond it" in base_edge.why
+    near = only(sweep(0.1, values=(-10, -9, -8, -7.9), noise=0, seeds=1, depths=(2, 4)))
+    assert near.word == "INCONCLUSIVE"
+    far = only(sweep(-1.0, values=range(-9, -3), noise=0, seeds=1))
+    assert far.word == "FAIL"
+    assert "at least" in far.shapes[-1].why
+
+
+def test_diverged_runs_count_as_infinite():
+    frame = sweep(noise=0).with_columns(loss=pl.when(pl.col("lr") > 2**-7).then(float("nan")).otherwise("loss"))
+    assert only(frame).word == "PASS"
+    everything = frame.with_columns(loss=pl.when(pl.col("depth") == 32).then(float("nan")).otherwise("loss"))
+    found = only(everything)
+    assert found.word == "INCONCLUSIVE"
+    assert "every run diverged" in found.why
+
+
+def test_runs_that_are_missing_count_for_nothing():
+    frame = sweep(noise=0.001).filter(~((pl.col("seed") == 2) & (pl.col("lr") == 2**-8)))
+    assert only(frame).word == "PASS"
+
+
+def test_noise_without_seeds_enough_is_inconclusive():
+    found = only(sweep(seeds=2, noise=0.05))
+    assert found.word == "INCONCLUSIVE"
+    assert only(sweep(depths=(2,))).word == "INCONCLUSIVE"
+
+
+@pytest.mark.parametrize("name", ["lr", "std", "eps", "weight_decay"])
+def test_every_hyperparameter(name):
+    frame = sweep(name=name)
+    assert find_hyperparameter(frame, None) == name
+    assert only(frame, hyperparameter=name).word == "PASS"
+
+
+def test_several_parameterizations_and_another_base():
+    both = pl.concat([sweep(rules="a"), sweep(0.5, rules="b")])
+    assert {t.rules: t.word for t in judge(both)} == {"a": "PASS", "b": "FAIL"}
+    assert only(sweep(), base=Shape(64, 8)).base == Shape(64, 8)
+    with pytest.raises(UserError, match="no runs at the base 64 × 3"):
+        judge(sweep(), base=Shape(64, 3))
+
+
+@pytest.mark.parametrize(
+    ("frame", "told"),
+    [
+        (sweep().drop("loss"), "lacks loss"),
+        (sweep().drop("width", "depth"), "lacks width and depth"),
+        (sweep().with_columns(lr=pl.lit(0.0)), "no place on a logarithmic axis"),
+    ],
+)
+def test_bad_frames(frame, told):
+    with pytest.raises(UserError, match=told):
+        judge(frame)
+
+
+def test_which_hyperparameter():
+    with pytest.raises(UserError, match="several vary: lr, std"):
+        find_hyperparameter(sweep().with_columns(std=pl.int_range(pl.len())), None)
+    with pytest.raises(UserError, match="no column 'eta'"):
+        find_hyperparameter(sweep(), "eta")
+    with pytest.raises(UserError, match="none of"):
+        find_hyperparameter(sweep().drop("lr"), None)
+
+
+def test_anybodys_csv(tmp_path, capsys):
+    path = tmp_path / "runs.csv"
+    text = sweep(0.5).write_csv().replace("lr", " LR ", 1)
+    path.write_text(text + "x,64,32,0.5,0,diverged\nx,64,32,0.5,1,\n")
+    frame = read_sweep(path)
+    assert frame["loss"].is_nan().sum() >= 1
+    assert main(["check", "transfer", str(path), "--out", str(tmp_path / "o"), "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["verdicts"][0]["word"] == "FAIL"
+    assert sorted(f.rsplit(".", 1)[1] for f in told["files"]) == ["csv", "html", "png", "svg"]
+    path.write_text(sweep().write_csv())
+    assert main(["check", "transfer", str(path), "--out", str(tmp_path / "o")]) == 0
+    assert "PASS" in capsys.readouterr().out
+    path.write_text("")
+    assert main(["check", "transfer", str(path)]) == 2
+    assert main(["check", "transfer", str(tmp_path / "none.csv")]) == 2
+    assert "cannot be read" in capsys.readouterr().err
