@@ -48,7 +48,7 @@ def check(
     Your factory takes width and depth and returns a model, which is trained under --rules; or (model, optimizer), which are
     checked as they are. Exit code: 0 PASS, 1 FAIL, 3 INCONCLUSIVE. See also: completep check transfer, completep check laziness.
 
-    Example: completep check examples/own_model.py:Decoder --depths 2 4 8 --widths 64 128 256 --time 32
+    Example: completep check examples/own_model.py:model --depths 2 4 8 16 --widths 64 128 256 512 --time 32
 
     Args:
         target: your factory, as package.module:factory or file.py:factory; the paper's decoder if not given.
@@ -86,15 +86,15 @@ def check(
 def grid_of_shapes(
     widths: Sequence[int], depths: Sequence[int], base: tuple[int, int] | None
 ) -> tuple[list[Shape], Shape]:
-    """Widths at the base's depth and depths at the base's width: one axis is varied at a time."""
+    """Depths at one width and widths at one depth: one axis is varied at a time."""
     if len(set(widths)) < 2 and len(set(depths)) < 2:
         raise UserError("one shape has no slope", fix="give --depths 2 4 8 16, --widths 64 128 256, or both")
     start = Shape(*base) if base is not None else Shape(min(widths, default=256), min(depths, default=2))
-    shapes = [Shape(start.width, d) for d in depths] + [Shape(w, start.depth) for w in widths]
-    if base is None or len(set(widths)) < 2:
-        width = min(widths, default=start.width)
-        shapes = [Shape(width, d) for d in depths] + [Shape(w, start.depth) for w in widths if len(set(widths)) > 1]
-    return list(dict.fromkeys(shapes)), start
+    at_width = widths[0] if len(set(widths)) == 1 else start.width
+    at_depth = depths[0] if len(set(depths)) == 1 else start.depth
+    deeper = [Shape(at_width, d) for d in depths if len(set(depths)) > 1]
+    wider = [Shape(w, at_depth) for w in widths if len(set(widths)) > 1]
+    return [*deeper, *wider], start
 
 
 def run_check(
@@ -161,7 +161,7 @@ def check_laziness(
 
     Compares what one step does with its exact linearization, in float64. Exit code: 0 PASS, 1 FAIL, 3 INCONCLUSIVE.
 
-    Example: completep check laziness --depths 16 32 64 --width 32 --seeds 20 --rules completep
+    Example: completep check laziness --depths 16 32 64 128 --width 96 --rules completep alpha=0.5
 
     Args:
         depths: numbers of blocks.
