@@ -27,7 +27,8 @@ SOURCE = Source("completep.model.gpt:gpt", Shape(32, 2), {"vocabulary": 256, "he
 def trials(control):
     """(verdict, roles blamed) of many checks."""
     setting = Setting(time=32, eps=control.eps)
-    found = coordinate_check(SOURCE, [control.rules], SHAPES[control.axis], setting, seeds=range(SEEDS))
+    source = SOURCE if control.factory is None else Source(control.factory, SOURCE.base)
+    found = coordinate_check(source, [control.rules], SHAPES[control.axis], setting, seeds=range(SEEDS))
     rng = np.random.default_rng(0)
     for _ in range(TRIALS):
         mine = pl.col("seed").is_in(rng.choice(SEEDS, PER_CHECK, replace=False).tolist())
@@ -45,9 +46,8 @@ def main():
             word: words.count(word) / TRIALS for word in ("PASS", "FAIL", "INCONCLUSIVE")
         }
         if control.blamed:
-            row["a role that is to blame is named"] = (
-                sum(bool(blamed & set(control.blamed)) for _, blamed in results) / TRIALS
-            )
+            row["every role to blame is named"] = sum(blamed >= set(control.blamed) for _, blamed in results) / TRIALS
+        row["met"] = row["FAIL"] <= 0.02 if control in RIGHT else 1 - row["FAIL"] <= 0.02
         told.append(row)
         print(json.dumps(row), flush=True)
     RESULTS.write_text(

@@ -33,15 +33,19 @@ def plain_run(rules, depth):
     scaling.init_(SETTING.std, seed=0)
     optimizer = torch.optim.AdamW(scaling.param_groups(SETTING.lr, eps=SETTING.eps), betas=(0.9, 0.95))
     tokens = python_bytes(11 * 4 * 129).view(11, 4, 129)
-    seen = {}
+    seen, probing = {}, []
     for name, module in model.named_modules():
         if name.endswith((".attention", ".mlp")) or name in ("final_norm", *(f"blocks.{i}" for i in range(depth))):
-            module.register_forward_hook(lambda m, a, out, name=name: seen.update({name: out.detach().clone()}))
+            module.register_forward_hook(
+                lambda m, a, out, name=name: seen.update({name: out.detach().clone()}) if probing else None
+            )
     first, rows = None, []
     start = {n: p.detach().clone() for n, p in model.named_parameters()}
     for step in range(SETTING.steps + 1):
+        probing.append(True)
         with torch.no_grad():
-            model(tokens[-1, :, :-1])
+            model(tokens[-1, :1, :-1])
+        probing.clear()
         now = dict(seen)
         first = first or now
         rows += [
@@ -57,9 +61,10 @@ def plain_run(rules, depth):
     roles = {n: r.role for n, r in scaling.parameters.items()}
     for role in set(roles.values()):
         with torch.no_grad():
+            probing.append(True)
             for n, p in model.named_parameters():
                 p.copy_(end[n] if roles[n] is role else start[n])
-            model(tokens[-1, :, :-1])
+            model(tokens[-1, :1, :-1])
         rows.append((role, seen[f"blocks.{depth - 1}"].square().mean().sqrt().item(), 0.0))
     return rows
 

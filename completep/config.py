@@ -163,7 +163,9 @@ def to_json(value: object) -> str:
 
 def run_id(run: Run) -> str:
     """A name made of all that determines the result."""
-    return hashlib.sha256(to_json(run).encode()).hexdigest()[:12]
+    import cattrs
+
+    return hashlib.sha256(json.dumps(cattrs.unstructure(run), sort_keys=True).encode()).hexdigest()[:12]
 
 
 PLAN = "write it with `completep plan --run FILE`"

@@ -1,6 +1,7 @@
 """What several commands share: argument types, the console, JSON, reading models and runs from words."""
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -28,7 +29,16 @@ def console(stderr: bool = False) -> "Console":
 
 
 def print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2))
+    print(json.dumps(_plain(value), indent=2, allow_nan=False))
+
+
+def _plain(value: Any) -> Any:
+    """What strict JSON can say: it knows neither NaN nor infinity."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
 def read_run(path: Path) -> Run:

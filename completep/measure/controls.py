@@ -1,12 +1,16 @@
 """Ways to be wrong that the coordinate check must catch, each with what it must blame: its own negative controls."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from typing import Any
 
-from completep.measure.verdict import Axis
+import torch
+from torch import nn
+
+from completep.measure.grid import Axis
+from completep.model.gpt import gpt
+from completep.rules.parametrize import parametrize
 from completep.rules.table import COMPLETEP, MUP, ONE, SP, Column, Role, Rules, alpha, literature
-
-BLOCK_VECTORS = (Role.HIDDEN_BIAS, Role.BLOCK_NORM, Role.QK_NORM)
 
 
 @dataclass(frozen=True)
@@ -16,6 +20,16 @@ class Control:
     axis: Axis
     blamed: tuple[Role, ...]
     eps: float = 1e-16
+    factory: "Callable[[int, int], Any] | None" = None  # of (model, optimizer), where the mistake is not in the rules
+
+
+def one_block_unscaled(width: int, depth: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """CompleteP but for the last block, whose branches are added as they are."""
+    model = gpt(width, depth, 256, head_size=16)
+    scaling = parametrize(model, base=lambda: gpt(32, 2, 256, head_size=16), rules=COMPLETEP)
+    scaling.init_(0.06, seed=torch.initial_seed())
+    model.blocks[-1].multiplier = 1.0  # type: ignore[assignment]
+    return model, torch.optim.AdamW(scaling.param_groups(2e-3, eps=1e-16), betas=(0.9, 0.95))
 
 
 def unscaled(rules: Rules, column: str, roles: Collection[Role]) -> Rules:
@@ -39,6 +53,7 @@ CONTROLS = (
     Control("hidden lr unscaled, depth", unscaled(alpha(0.5), "lr", [Role.HIDDEN]), "depth", (Role.HIDDEN,)),
     Control("hidden lr unscaled, width", unscaled(COMPLETEP, "lr", [Role.HIDDEN]), "width", (Role.HIDDEN,)),
     Control("epsilon unscaled", unscaled(COMPLETEP, "eps", list(Role)), "depth", (Role.HIDDEN,), LARGE_EPS),
+    Control("one block's multiplier removed", COMPLETEP, "depth", (), factory=one_block_unscaled),
 )
 RIGHT = (
     Control("CompleteP in depth", COMPLETEP, "depth", ()),

@@ -1,9 +1,9 @@
 """The coordinate check over a grid of shapes, parameterizations and seeds: every core at work, nothing done twice."""
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import polars as pl
 
@@ -14,6 +14,7 @@ from completep.measure.pool import each
 from completep.measure.subject import Setting, Source, make_batches, make_subject
 from completep.rules.table import Rules
 
+Axis = Literal["width", "depth"]
 Rows = tuple[list[StreamRow], list[RoleRow]]
 Progress = Callable[[int, int, str], None]  # runs done, runs in all, the one just done
 
@@ -40,6 +41,14 @@ class Coordinates:
     stream: pl.DataFrame  # a row per rules, shape, seed, step, quantity and layer
     roles: pl.DataFrame  # a row per rules, shape, seed and role
 
+    def along(self, axis: Axis, rules: str | None = None) -> "Coordinates":
+        """Only the shapes that differ along one axis: at the base's width or depth, or else at the smallest there is."""
+        other = "width" if axis == "depth" else "depth"
+        at_base = self.stream.filter(pl.col(other) == getattr(self.base, other))
+        fixed = getattr(self.base, other) if at_base[axis].n_unique() > 1 else self.stream[other].min()
+        mine = (pl.col(other) == fixed) & (pl.lit(True) if rules is None else pl.col("rules") == rules)
+        return Coordinates(self.base, self.stream.filter(mine), self.roles.filter(mine))
+
 
 def coordinate_check(
     source: Source,
@@ -54,7 +63,10 @@ def coordinate_check(
     """Train and measure at every shape; what two parameterizations have in common is run once."""
     if not shapes or not rules or not seeds:
         raise UserError("nothing to check: no shapes, no rules or no seeds", fix="give at least one of each")
-    jobs = [Job(r, shape, seed) for r in rules for shape in dict.fromkeys(shapes) for seed in seeds]
+    if isinstance(source.make(source.base), tuple):  # somebody's own optimizer, under whatever rules she put in it
+        rules = [replace(rules[0], name="as it is")]
+    named = {r.name: r for r in rules}.values()
+    jobs = [Job(r, shape, seed) for r in named for shape in dict.fromkeys(shapes) for seed in dict.fromkeys(seeds)]
     distinct = {job.effect(source.base): job for job in reversed(jobs)}
     # The largest first: a long run that starts last would keep one core busy and the others idle.
     todo = sorted(distinct.values(), key=lambda job: -(job.shape.width**2 * job.shape.depth))
@@ -66,9 +78,17 @@ def coordinate_check(
 
 
 def run_one(source: Source, setting: Setting, job: Job) -> Rows:
-    subject = make_subject(source, job.shape, job.rules, setting, job.seed)
-    batches, probe = make_batches(source, setting, job.seed)
-    return measure(subject, batches, probe, setting.steps)
+    try:
+        subject = make_subject(source, job.shape, job.rules, setting, job.seed)
+        batches, probe = make_batches(source, setting, job.seed)
+        return measure(subject, batches, probe, setting.steps)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"{job}: {type(error).__name__}: {error}",
+            fix="do the batches fit the model: ids and classes below its vocabulary, whole-number targets, the same device?",
+        ) from error
 
 
 def _frame(jobs: Sequence[Job], done: dict[Hashable, Rows], base: Shape, which: int) -> pl.DataFrame:

@@ -90,3 +90,18 @@ def vertex(x: Floats, y: Floats) -> tuple[float, float, bool]:
     if a <= 0:
         return float(x[at]), float(y[at]), True
     return float(x[at]) - b / (2 * a), c - b * b / (4 * a), True
+
+
+def height_at(x: Floats, y: Floats, place: float) -> float:
+    """The curve between the values tried: a parabola through the nearest three; infinite outside, and beside what diverged."""
+    if not x[0] <= place <= x[-1]:
+        return float("inf")
+    exact = np.flatnonzero(abs(x - place) < 1e-9)
+    if len(exact):
+        return float(y[exact[0]])
+    at = min(max(int(np.argmin(abs(x - place))), 1), len(x) - 2)
+    around = slice(at - 1, at + 2)
+    if np.isfinite(y[around]).all():
+        return float(np.polyval(np.polyfit(x[around] - place, y[around], 2), 0.0))
+    left = int(np.searchsorted(x, place)) - 1
+    return float(np.interp(place, x[left : left + 2], y[left : left + 2]))

@@ -3,9 +3,13 @@
 import multiprocessing
 import os
 import pickle
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
+
+from completep.errors import UserError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -26,6 +30,10 @@ def each(
         try:
             for future in as_completed(futures):
                 yield futures[future], future.result()
+        except BrokenProcessPool as error:
+            raise UserError(
+                "a worker process died", fix="workers=1; in a script, put the call under `if __name__ == '__main__':`"
+            ) from error
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -41,7 +49,8 @@ def _alone_on_its_core() -> None:
 
 def _can_be_sent(function: Any) -> bool:
     try:
-        pickle.dumps(function)
+        sent = pickle.dumps(function)
     except (pickle.PicklingError, AttributeError, TypeError):
         return False
-    return True
+    notebook = not hasattr(sys.modules["__main__"], "__file__")  # whose functions no other process can import
+    return not (notebook and b"__main__" in sent)

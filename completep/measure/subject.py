@@ -42,6 +42,11 @@ class Setting:
     time: int = 128
     steps: int = 10
 
+    def __post_init__(self) -> None:
+        for name in ("batch", "time", "steps"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name}={getattr(self, name)}: must be at least 1", fix=f"give a {name} of at least 1")
+
 
 @dataclass(frozen=True)
 class Source:
@@ -100,12 +105,14 @@ def make_subject(source: Source, shape: Shape, rules: Rules, setting: Setting, s
     if isinstance(made, tuple):
         model, optimizer = _pair(made)
         specimen = build(lambda: source.model(source.base), "cpu").float().eval().requires_grad_(True)
+        _refuse_same(specimen, model, source, shape)
         anatomy = examine(specimen, example=example, patterns=source.roles)
         return Subject(model, optimizer, anatomy, own_factors(model, anatomy, example))
     if not isinstance(made, nn.Module):
         raise UserError(
             f"the factory returned {type(made).__name__}", fix="let it return a model, or (model, optimizer)"
         )
+    _refuse_same(source.model(source.base), made, source, shape)
     scaling = parametrize(
         made, base=lambda: source.model(source.base), rules=rules, roles=source.roles, example=example
     )
@@ -113,6 +120,19 @@ def make_subject(source: Source, shape: Shape, rules: Rules, setting: Setting, s
     groups = scaling.param_groups(setting.lr, weight_decay=setting.weight_decay, eps=setting.eps)
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
     return Subject(made, optimizer, scaling.anatomy, own_factors(made, scaling.anatomy, example))
+
+
+def _refuse_same(base: nn.Module, model: nn.Module, source: Source, shape: Shape) -> None:
+    """A factory that swallows its arguments would pass every check."""
+    here, there = ([tuple(p.shape) for p in m.parameters()] for m in (model, base))
+    if shape != source.base and here == there:
+        asked, name = (
+            (shape.depth, source.names[1]) if shape.depth != source.base.depth else (shape.width, source.names[0])
+        )
+        raise UserError(
+            f"the model with {name}={asked} is no larger than the base: the factory does not use {name}",
+            fix="say what it calls width and depth: --names n_embd n_layer",
+        )
 
 
 def _pair(made: tuple[Any, ...]) -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -3,10 +3,10 @@
 import altair as alt
 import polars as pl
 
-from completep.measure.grid import Coordinates
+from completep.measure.grid import Axis, Coordinates
 from completep.measure.laziness import LazyVerdict
 from completep.measure.transfer import Transfer
-from completep.measure.verdict import Axis, Finding, overall
+from completep.measure.verdict import Finding, overall
 from completep.rules.table import Role
 
 # Viridis reads in grey, in print and to colour-blind eyes, and steps are ordered.
@@ -19,6 +19,7 @@ ROLE = alt.Color("line:N", title="role", scale=alt.Scale(range=OKABE_ITO))
 def coordinate_chart(found: Coordinates, findings: list[Finding], axis: Axis = "depth") -> alt.VConcatChart:
     """The paper's figure, and under it what the paper has not: one column per parameterization; above, the last stream over
     size, a line per step; below, how far each role's update alone moves it."""
+    found = found.along(axis)
     columns = found.stream["rules"].unique(maintain_order=True).to_list()
     words = {rules: overall([f for f in findings if (f.rules, f.axis) == (rules, axis)]) for rules in columns}
     stream, roles = _last_stream(found, axis), _role_effects(found, axis)
@@ -55,8 +56,8 @@ def _panel(
     points: pl.DataFrame, axis: Axis, everything: pl.DataFrame, colour: alt.Color, title: str, first: bool, what: str
 ) -> alt.Chart:
     """Log–log lines; all panels of a row share their scales."""
-    sizes = sorted(everything["size"].unique().to_list())
-    low, high = (float(v) for v in everything.select(pl.col("value").min(), high=pl.col("value").max()).row(0))
+    sizes = sorted(everything["size"].unique().to_list()) or [1, 2]
+    low, high = _span(everything["value"])
     y = alt.Y(
         "value:Q",
         title=f"{what} (RMS)" if "RMS" not in what else what,
@@ -76,19 +77,18 @@ def _panel(
     return drawn
 
 
+def _span(values: pl.Series) -> tuple[float, float]:
+    """The range to draw; any, where nothing can be drawn."""
+    kept = values.filter(values.is_finite() & (values > 0)).to_numpy()
+    return (float(kept.min()), float(kept.max())) if len(kept) else (0.1, 1.0)
+
+
 def _blamed(findings: list[Finding], rules: str, axis: Axis) -> str:
-    names = [
-        f.quantity.split(" →")[0]
-        for f in findings
-        if (f.rules, f.axis, f.word) == (rules, axis, "FAIL") and "→" in f.quantity
-    ]
-    return (
-        f"fails: {', '.join(names)}"
-        if 0 < len(names) <= 2
-        else f"{len(names)} roles fail"
-        if names
-        else "all roles pass"
-    )
+    roles = [f for f in findings if (f.rules, f.axis) == (rules, axis) and "→" in f.quantity]
+    names = [f.quantity.split(" →")[0] for f in roles if f.word == "FAIL"]
+    if names:
+        return f"fails: {', '.join(names)}" if len(names) <= 2 else f"{len(names)} roles fail"
+    return "all roles pass" if all(f.word == "PASS" for f in roles) else "no role fails, some are unclear"
 
 
 def _last_stream(found: Coordinates, axis: Axis) -> pl.DataFrame:
@@ -130,7 +130,7 @@ def laziness_chart(frame: pl.DataFrame, verdicts: list[LazyVerdict]) -> alt.Laye
         scale=alt.Scale(type="log", base=2),
         axis=alt.Axis(values=depths, format="d"),
     )
-    low, high = (float(v) for v in points.select(pl.col("low").min(), pl.col("high").max()).row(0))
+    low, high = _span(pl.concat([points["low"], points["high"].rename("low")]))
     y = alt.Y(
         "middle:Q",
         title="|Δh - Δh_lin| / |Δh_lin|",
@@ -178,7 +178,7 @@ def transfer_chart(frame: pl.DataFrame, found: list[Transfer]) -> alt.HConcatCha
         .rename({varied: "size"})
     )
     finite = means.filter(pl.col("loss").is_finite())
-    low, high = (float(v) for v in finite.select(pl.col("loss").min(), high=pl.col("loss").quantile(0.95)).row(0))
+    low, high = _span(finite["loss"].sort().head(-(-finite.height * 19 // 20)))  # one run in twenty may stand out
     top = high + 0.08 * (high - low)
     shown = finite.with_columns(pl.col("loss").clip(upper_bound=top))
     lost = means.filter(~pl.col("loss").is_finite()).with_columns(loss=pl.lit(top))
@@ -197,7 +197,7 @@ def _transfer_panel(
     mine, dead = (f.filter(pl.col("rules") == t.rules) for f in (shown, lost))
     best = mine.sort("loss").group_by("size", maintain_order=True).first()
     sizes = sorted(shown["size"].unique().to_list())
-    values = sorted(shown[t.hyperparameter].unique().to_list())
+    values = sorted(pl.concat([shown, lost])[t.hyperparameter].unique().to_list()) or [1, 2]
     x = alt.X(
         f"{t.hyperparameter}:Q",
         title=f"base {t.hyperparameter}",

@@ -22,7 +22,7 @@ def by_rules(findings: list[Finding]) -> dict[str, list[Finding]]:
 
 def to_table(findings: list[Finding]) -> Table:
     """One line a quantity: slope, interval, what is allowed, verdict."""
-    table = Table(title="slopes: quantity ∝ size^slope, with 95 % intervals", title_justify="left")
+    table = Table(title="slopes: quantity ∝ size^slope, with 90 % intervals", title_justify="left")
     for heading, justify in (
         ("rules", "left"), ("grown in", "left"), ("D", "right"), ("quantity", "left"), ("slope", "right"), ("interval", "right"),
         ("allowed", "right"), ("verdict", "left"),

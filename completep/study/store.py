@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +27,17 @@ def canonical(run: Run) -> Run:
     """The same run under the simplest rules and base that come to the same numbers."""
     shape = Shape(run.model.width, run.model.depth)
     wider, deeper = shape.width != run.base.width, shape.depth != run.base.depth
-    effect = rules_named(run.rules).effect(wider=wider, deeper=deeper)
-    name = next((n for n in NAMES if rules_named(n).effect(wider=wider, deeper=deeper) == effect), run.rules)
+    name = _simplest(run.rules, wider, deeper)
     # What has no factor along an axis does not know where on it the base was.
-    base = Shape(
-        run.base.width if rules_named(name).effect(wider=True, deeper=False) != NOTHING else shape.width,
-        run.base.depth if rules_named(name).effect(wider=False, deeper=True) != NOTHING else shape.depth,
-    )
-    return replace(run, rules=name, base=base)
+    width = run.base.width if _simplest(name, True, False) != "sp" else shape.width
+    depth = run.base.depth if _simplest(name, False, True) != "sp" else shape.depth
+    return replace(run, rules=name, base=Shape(width, depth))
 
 
-NOTHING = rules_named("sp").effect(wider=True, deeper=True)
+@cache
+def _simplest(rules: str, wider: bool, deeper: bool) -> str:
+    effect = rules_named(rules).effect(wider=wider, deeper=deeper)
+    return next((n for n in NAMES if rules_named(n).effect(wider=wider, deeper=deeper) == effect), rules)
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,10 @@ class Store:
 
     def result(self, run: Run) -> dict[str, Any] | None:
         """What it came to, once it is done (or diverged)."""
-        path = self.folder(run) / "result.json"
+        return self._read(self.folder(run))
+
+    def _read(self, folder: Path) -> dict[str, Any] | None:
+        path = folder / "result.json"
         if not path.exists():
             return None
         try:
@@ -78,6 +82,6 @@ class Store:
         """A row per labelled run: its labels, and the result where there is one."""
         rows = []
         for labels, run in runs:
-            result = self.result(run) or {"status": "missing"}
-            rows.append({**labels, "run": self.folder(run).name, **result})
+            folder = self.folder(run)
+            rows.append({**labels, "run": folder.name, **(self._read(folder) or {"status": "missing"})})
         return pl.DataFrame(rows, infer_schema_length=None)

@@ -36,8 +36,8 @@ def keep_blocks() -> None:
 
 def compile_blocks(model: nn.Module, tell: Callable[[str], None]) -> None:
     """Block by block: the cost does not grow with depth, since blocks share their code. Eager where nothing can compile."""
-    if next(model.parameters()).device.type == "cpu" and not any(map(shutil.which, ("cc", "gcc", "g++", "clang"))):
-        tell("no C compiler found: training uncompiled")
+    if next(model.parameters()).device.type == "cpu" and shutil.which(os.environ.get("CXX", "g++")) is None:
+        tell("no C++ compiler found: training uncompiled")
         return
     for block in model.blocks:  # type: ignore[union-attr]
         block.compile(dynamic=False)
