@@ -42,7 +42,7 @@ class RoleRow:
 
 
 def measure(subject: Subject, batches: Batches, probe: Batch, steps: int) -> tuple[list[StreamRow], list[RoleRow]]:
-    """Train for a few steps, and measure. Numbers, not activations, are kept: memory does not grow with what is recorded."""
+    """Train for a few steps, and measure. Of an activation, its RMS and a bounded sample are kept, however large it is."""
     refuse_noise(subject, probe)
     start = [p.detach().clone() for p in subject.model.parameters()]
     first = observe(subject, probe)
