@@ -32,3 +32,22 @@ BEST_RATIO = {50.4e6: 512 / 16, 302.3e6: 1024 / 24, 1512.3e6: 1984 / 32}
 # N:L that stays within 1 % of the best loss at 1.5B, towards deeper models.
 DEEPEST_RATIO_WITHIN_1_PERCENT = {"completep": 11.8, "mup": 38.7}
 SCALING_EXPONENT = 0.0554  # b of Xhat(F) = (F/a)^-b under CompleteP
+
+# Transfer at a fixed number of tokens: learning rate, init, epsilon, dynamics.
+TRANSFER_TOKENS = 300e6
+TRANSFER_BATCH = 128  # sequences; 1144 steps
+TRANSFER_DEPTHS = (2, 4, 8, 16, 32, 64, 128)
+CROSSING_LR = 2**-6  # where alpha=0.5 first shows deeper models below shallower ones
+
+# The grid of η and λ: depth 6, and its own init (experiment table).
+GRID_DEPTH, GRID_STD = 6, 0.09
+
+# Every shape of the size table, deepest first.
+SHAPES = {
+    "50M": ((256, 63), (320, 40), (384, 28), (512, 16), (640, 10), (768, 7), (896, 5), (1024, 4), (1152, 3), (1408, 2)),
+    "300M": ((448, 125), (640, 62), (832, 36), (1024, 24), (1280, 16), (1600, 10), (2048, 6), (2880, 3)),
+    "1.5B": ((832, 179), (1152, 94), (1536, 53), (1984, 32), (2624, 18), (3520, 10), (4544, 6)),
+}
+HORIZON_TPP = 200
+HORIZON_SHAPES = ((512, 16), (256, 63), (1024, 24), (448, 125))  # best and deepest of 50M and 300M
+DOWNSTREAM_SHAPES = ((1984, 32), (832, 179))  # best and deepest of 1.5B

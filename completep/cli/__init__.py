@@ -10,6 +10,7 @@ from completep.cli.check import check, check_laziness, check_transfer, demo
 from completep.cli.plan import plan
 from completep.cli.rules import audit, explain
 from completep.cli.shared import console
+from completep.cli.study import report, study, study_status
 from completep.cli.train import prepare, train
 from completep.errors import UserError
 
@@ -21,12 +22,15 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "plan": plan,
     "prepare": prepare,
     "train": train,
+    "study": study,
+    "report": report,
 }
 
 # Commands of two words, whose first is a command of its own.
 LONGER: dict[tuple[str, str], Callable[..., int]] = {
     ("check", "laziness"): check_laziness,
     ("check", "transfer"): check_transfer,
+    ("study", "status"): study_status,
 }
 
 

@@ -214,13 +214,20 @@ def _drop(rules: Rules, name: str, *, width: bool, depth: bool) -> Rules:
     return Rules(name, columns, kept(rules.branch), kept(rules.logits), kept(rules.attention), kept(rules.embedding))
 
 
-def literature(a: float) -> Rules:
-    """alpha as described before the paper: biases, norms and ε know nothing of depth. Unstable; a negative control."""
+def flat_eps(a: float) -> Rules:
+    """alpha without its depth rule for ε: what the paper's ablation of that rule compares with."""
     rules = alpha(a)
     adam = {
         role: replace(rule, eps=rule.eps.keep(width=True, depth=False))
         for role, rule in rules.columns[Column.ADAM].items()
     }
+    return replace(rules, name=f"flat-eps={a:g}", columns={Column.ADAM: adam})
+
+
+def literature(a: float) -> Rules:
+    """alpha as described before the paper: biases, norms and ε know nothing of depth. Unstable; a negative control."""
+    rules = flat_eps(a)
+    adam = dict(rules.columns[Column.ADAM])
     for role in (Role.HIDDEN_BIAS, Role.BLOCK_NORM, Role.QK_NORM):
         adam[role] = replace(adam[role], lr=ONE, source="Bordelon et al. 2023, Yang et al. 2023: not considered")
     return replace(rules, name=f"literature alpha={a:g}", columns={Column.ADAM: adam})
@@ -232,10 +239,10 @@ SP = _drop(COMPLETEP, "SP", width=False, depth=False)
 
 
 def rules_named(name: str) -> Rules:
-    """`sp`, `mup`, `completep`, `alpha=0.75`, `literature=0.5`: the rules as a word on the command line."""
+    """`sp`, `mup`, `completep`, `alpha=0.75`, `literature=0.5`, `flat-eps=1`: the rules as a word on the command line."""
     word, _, value = name.strip().lower().partition("=")
     fixed = {"sp": SP, "mup": MUP, "completep": COMPLETEP}
-    families = {"alpha": alpha, "literature": literature, "literature alpha": literature}
+    families = {"alpha": alpha, "literature": literature, "literature alpha": literature, "flat-eps": flat_eps}
     if word in fixed and not value:
         return fixed[word]
     if word in families and value:
@@ -244,7 +251,9 @@ def rules_named(name: str) -> Rules:
         except ValueError as error:
             if isinstance(error, UserError):
                 raise
-    raise UserError(f"no rules named {name!r}", fix="use sp, mup, completep, alpha=0.5 … alpha=1, or literature=0.5")
+    raise UserError(
+        f"no rules named {name!r}", fix="use sp, mup, completep, alpha=0.5 … alpha=1, literature=0.5 or flat-eps=1"
+    )
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,30 @@
-"""The local engine: a process per run, one thread each, as many as there are cores; every run exactly once.
+"""The engines' common ground, and the local one: a process per run, one thread each, as many as there are cores (or GPUs).
 
-A run that dies is tried once more and then reported with its last lines; the others go on. Runs that another process is at
-work on are waited for. Ctrl-C lets every run save its checkpoint and stops; the same call later goes on from there.
+Every run is done exactly once. One that dies is tried once more and then reported with its last lines; the others go on. Runs that another
+process is at work on are waited for. Ctrl-C lets every run save its checkpoint and stops; the same call later goes on from there.
 """
 
 import multiprocessing
 import os
+import shutil
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from completep.compute import flops
 from completep.compute.memory import memory
-from completep.config import Run
+from completep.config import Data, Run
+from completep.errors import UserError
 from completep.study.store import Store, canonical
-from completep.train.loop import How, open_corpus, train
+from completep.train.loop import How, claim, open_corpus, train
 
 ELSEWHERE, STOPPED = 3, 4  # exit codes of a run's process: another process has it; it was asked to stop
 TRIES = 2
@@ -27,6 +32,16 @@ POLL = 0.5  # seconds
 SHARE = 0.8  # of the memory that is free may be planned for
 INTERPRETER = 0.4e9  # bytes that a process takes before its model
 Kind = Literal["started", "done", "diverged", "failed", "retry", "elsewhere"]
+
+
+class Engine(Protocol):
+    """Somewhere to carry out runs."""
+
+    store: Store
+
+    def run(self, runs: Sequence[Run]) -> list[Run]:
+        """Do what is not done yet; the runs that failed."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -43,31 +58,36 @@ class Local:
     """Runs on this machine."""
 
     store: Store
-    workers: int = field(default_factory=lambda: os.cpu_count() or 1)
+    workers: int = field(default_factory=lambda: device_count())
     how: How = How(checkpoint_every=500, keep=1, peak=1e11)  # noqa: RUF009  (frozen)
+    ranks: int = 1  # processes of one run, started by torchrun
     on_event: Callable[[Event], None] = lambda event: None
 
     def run(self, runs: Sequence[Run]) -> list[Run]:
         """Do what is not done yet, the largest first; the runs that failed."""
-        distinct = {self.store.folder(r): canonical(r) for r in map(with_data, runs)}
-        todo = sorted((r for r in distinct.values() if self.store.result(r) is None), key=cost, reverse=True)
+        todo = undone(self.store, runs)
         tries: dict[Path, int] = {}
         failed: list[Run] = []
         running: dict[BaseProcess, Run] = {}
+        seats: list[str | None] = [*map(",".join, device_groups(self.ranks))][: self.workers] or [None] * self.workers
+        taken: dict[BaseProcess, str | None] = {}
         context = multiprocessing.get_context("forkserver")  # forks of a server that has torch imported start at once
         context.set_forkserver_preload(["completep.study.engine"])
         free = available_memory()
         try:
             while todo or running:
-                while todo and len(running) < self.workers and self._fits(todo[0], running.values(), free):
-                    run = todo.pop(0)
-                    process: BaseProcess = context.Process(target=work, args=(self.store, run, self.how))
+                while todo and seats and self._fits(todo[0], running.values(), free):
+                    run, seat = todo.pop(0), seats.pop()
+                    process: BaseProcess = context.Process(
+                        target=work, args=(self.store, run, self.how, self.ranks, seat)
+                    )
                     process.start()
-                    running[process] = run
+                    running[process], taken[process] = run, seat
                     self.on_event(Event("started", run))
                 for process in [p for p in running if p.sentinel in wait([p.sentinel for p in running], POLL)]:
                     run = running.pop(process)
                     process.join()
+                    seats.append(taken.pop(process))
                     event = self._ended(run, process.exitcode or 0, tries)
                     if event.kind in ("retry", "elsewhere"):
                         todo.append(run)
@@ -99,26 +119,91 @@ class Local:
         return Event("retry" if tries[folder] < TRIES else "failed", run, last_lines(folder / "log.txt"))
 
 
-def work(store: Store, run: Run, how: How) -> None:
-    """The process of one run: quiet, alone on its core, holding the run's lock."""
-    import torch
-
-    torch.set_num_threads(1)
+def work(store: Store, run: Run, how: How, ranks: int = 1, devices: str | None = None) -> None:
+    """The process of one run: quiet, and alone on its core or GPUs."""
+    if devices is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = devices
     folder = store.folder(run)
     folder.mkdir(parents=True, exist_ok=True)
     log = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    sys.exit({"done": 0, "elsewhere": ELSEWHERE, "stopped": STOPPED}[carry_out(store, run, how, ranks)])
+
+
+def carry_out(store: Store, run: Run, how: How, ranks: int = 1) -> Literal["done", "elsewhere", "stopped"]:
+    """Do one run in this process (or under torchrun), holding its lock. What the weights need not is cleared away at the end."""
+    import torch
+
+    torch.set_num_threads(1)
+    folder = store.folder(run)
     with store.holding(run) as mine:
         if not mine:
-            sys.exit(ELSEWHERE)
-        result = train(run, folder, how)
-    sys.exit(STOPPED if result.status == "stopped" else 0)
+            return "elsewhere"
+        if ranks > 1:
+            claim(folder, run)
+            torchrun(folder, how, ranks)
+        else:
+            train(run, folder, how)
+        if store.result(run) is None:
+            return "stopped"
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    return "done"
+
+
+def torchrun(folder: Path, how: How, ranks: int) -> None:
+    """One run over several processes of this machine, one a GPU where there are any."""
+    options = [
+        "--parallel",
+        how.parallel if how.parallel != "none" else "ddp",
+        "--checkpoint-every",
+        str(how.checkpoint_every),
+    ]
+    options += ["--keep", str(how.keep), "--precision", how.precision] + (["--compile"] if how.compile else [])
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    words = ["-m", "completep", "train", str(folder / "run.json"), "--out", str(folder), *options]
+    process = subprocess.Popen([*launcher, *words], env=os.environ | {"OMP_NUM_THREADS": "1"})
+    old = signal.signal(signal.SIGTERM, lambda number, frame: process.terminate())  # torchrun passes it on to its ranks
+    try:
+        process.wait()
+    finally:
+        signal.signal(signal.SIGTERM, old)
+
+
+def devices() -> list[str]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    import torch
+
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return named.split(",") if named else [str(i) for i in range(torch.cuda.device_count())]
+
+
+def device_groups(ranks: int) -> list[list[str]]:
+    """The GPUs in groups of one run's size; none where there are no GPUs."""
+    found = devices()
+    if found and len(found) < ranks:
+        raise UserError(f"a run over {ranks} GPUs, but there are {len(found)}", fix=f"--ranks {len(found)}")
+    return [found[i : i + ranks] for i in range(0, len(found) - ranks + 1, ranks)]
+
+
+def device_count() -> int:
+    return len(devices()) or os.cpu_count() or 1
+
+
+def undone(store: Store, runs: Sequence[Run]) -> list[Run]:
+    """What is left to do, each once, the largest first: a long run that starts last would leave the others idle."""
+    distinct = {store.folder(r): canonical(r) for r in map(with_data, runs)}
+    return sorted((r for r in distinct.values() if store.result(r) is None), key=cost, reverse=True)
 
 
 def with_data(run: Run) -> Run:
     """The run with its data's hash in it: other data is another run."""
-    return run if run.data.sha256 else replace(run, data=replace(run.data, sha256=open_corpus(run.data).sha256))
+    return run if run.data.sha256 else replace(run, data=replace(run.data, sha256=_sha256(run.data)))
+
+
+@cache
+def _sha256(data: Data) -> str:
+    return open_corpus(data).sha256
 
 
 def cost(run: Run) -> float:

@@ -1,0 +1,378 @@
+"""From a study's losses to its outcome, beside the paper's claim. Frames in, `Outcome` out.
+
+Losses closer than `TELL` are not told apart: seeds at this size differ by about as much.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from completep import paper
+from completep.config import Shape
+from completep.errors import UserError
+from completep.measure import laziness, transfer, verdict
+from completep.measure.grid import Coordinates
+from completep.measure.optimum import average, curve, vertex
+from completep.study.design import Agreement, Outcome
+from completep.study.laws import PowerLaw, ShapeRange, fit_power_law, flop_savings, frontier, loss_increase, shape_range
+
+TELL = 0.005  # of the loss
+COMPETITIVE = 0.01  # of the loss: the paper's own margin for a good shape, here for a good ε too
+SAME_SIZE = 1.35  # non-embedding parameters within this ratio are one size
+UNSEEN: Agreement = "cannot be seen at this scale"
+NAMES = {"mup": "SP/muP", "completep": "CompleteP", "sp": "SP", "flat-eps=1": "without the depth rule"}
+
+
+def named(rules: str) -> str:
+    return NAMES.get(rules, rules)
+
+
+def done(frame: pl.DataFrame) -> pl.DataFrame:
+    """The runs that came to an end; without any there is nothing to find."""
+    ended = frame.filter(pl.col("loss").is_not_null()) if "loss" in frame.columns else frame.clear()
+    if ended.is_empty():
+        raise UserError("no run of this study is done yet", fix="run the study; --dry-run shows its runs")
+    return ended
+
+
+def power(value: float) -> str:
+    return f"2^{np.log2(value):.1f}"
+
+
+# Transfer ---------------------------------------------------------------------------------------------------------------------
+
+
+def find_transfer(hyperparameter: str, base: Shape) -> Callable[[pl.DataFrame], Outcome]:
+    """The base's best value at every depth: only CompleteP keeps it."""
+
+    def find(frame: pl.DataFrame) -> Outcome:
+        verdicts = transfer.judge(done(frame), hyperparameter, base)
+        words = {t.rules: t.word for t in verdicts}
+        sentence = "; ".join(_told(t) for t in verdicts)
+        return Outcome(_only_completep(words), sentence, transfer_table(verdicts), verdicts)
+
+    return find
+
+
+def _only_completep(words: dict[str, str]) -> Agreement:
+    others = [word for rules, word in words.items() if rules != "completep"]
+    if words.get("completep") == "FAIL":
+        return "does not agree"
+    return "agrees" if words.get("completep") == "PASS" and others and set(others) == {"FAIL"} else UNSEEN
+
+
+def _told(t: transfer.Transfer) -> str:
+    if not t.shapes:
+        return f"{named(t.rules)}: nothing to transfer to"
+    deepest = max(t.shapes, key=lambda s: (s.shape.depth, s.shape.width))
+    return (
+        f"{named(t.rules)} {t.word}: the best {t.hyperparameter} moves by {deepest.drift:+.2f} octaves to depth {deepest.shape.depth}, "
+        f"where the base's costs {deepest.regret:.2f} % of the loss"
+    )
+
+
+def transfer_table(verdicts: Sequence[transfer.Transfer]) -> pl.DataFrame:
+    rows = []
+    for t in verdicts:
+        rows.append(
+            {
+                "rules": t.rules,
+                "width": t.base.width,
+                "depth": t.base.depth,
+                f"best_{t.hyperparameter}": t.best,
+                "verdict": "base",
+            }
+        )
+        for s in t.shapes:
+            rows.append(
+                {
+                    "rules": t.rules, "width": s.shape.width, "depth": s.shape.depth, f"best_{t.hyperparameter}": s.optimum,
+                    "drift_octaves": s.drift, "drift_low": s.drift_interval and s.drift_interval.low,
+                    "drift_high": s.drift_interval and s.drift_interval.high, "regret_percent": s.regret,
+                    "regret_low": s.regret_interval and s.regret_interval.low, "regret_high": s.regret_interval and s.regret_interval.high,
+                    "loss_at_base_best": s.loss, "verdict": s.word,
+                }
+            )  # fmt: skip
+    return pl.DataFrame(rows, infer_schema_length=None)
+
+
+def find_optimal_transfer(base_depth: int) -> Callable[[pl.DataFrame], Outcome]:
+    """Compute-optimal runs are less sensitive; at the base's best η the deepest CompleteP has the lowest loss."""
+
+    def find(frame: pl.DataFrame) -> Outcome:
+        frame = done(frame)
+        base = Shape(int(frame["width"][0]), base_depth)
+        verdicts = transfer.judge(frame, "lr", base)
+        deepest = (
+            max(s.shape.depth for t in verdicts for s in t.shapes) if any(t.shapes for t in verdicts) else base_depth
+        )
+        losses = {t.rules: s.loss for t in verdicts for s in t.shapes if s.shape.depth == deepest}
+        agreement, told = ranking(losses, f"with the base's best η at depth {deepest}")
+        return Outcome(agreement, told, transfer_table(verdicts), verdicts)
+
+    return find
+
+
+def ranking(losses: dict[str, float], where: str) -> tuple[Agreement, str]:
+    """Is CompleteP's the lowest loss, by more than can be told apart?"""
+    told = f"{where}: " + ", ".join(f"{named(r)} {x:.4f}" for r, x in losses.items())
+    mine, others = losses.get("completep"), [x for r, x in losses.items() if r != "completep"]
+    if mine is None or not others:
+        return UNSEEN, told
+    gap = min(x if np.isfinite(x) else np.inf for x in others) / mine - 1
+    return ("agrees" if gap > TELL else "does not agree" if gap < -TELL else UNSEEN), told
+
+
+# Epsilon ----------------------------------------------------------------------------------------------------------------------
+
+
+def find_eps(frame: pl.DataFrame) -> Outcome:
+    """How far up may ε go before the loss rises? The depth rule makes that the same at every depth."""
+    frame = done(frame)
+    means = frame.group_by("rules", "depth", "eps").agg(loss=pl.col("loss").mean()).sort("rules", "depth", "eps")
+    best = means.group_by("depth").agg(best=pl.col("loss").min())
+    rows = []
+    for (rules, depth), part in means.join(best, on="depth").partition_by("rules", "depth", as_dict=True).items():
+        good = part.filter(pl.col("loss") <= pl.col("best") * (1 + COMPETITIVE))["eps"].to_list()
+        decades = float(np.log10(max(good) / min(good))) if good else 0.0
+        rows.append({"rules": rules, "depth": depth, "lowest_good": min(good, default=None), "largest_good": max(good, default=None), "decades": decades})  # fmt: skip
+    table = pl.DataFrame(rows, infer_schema_length=None).sort("rules", "depth")
+    deepest = table.filter(pl.col("depth") == pl.col("depth").max())
+    reach = dict(deepest.select("rules", "largest_good").iter_rows())
+    with_rule, without = reach.get("completep"), reach.get("flat-eps=1")
+    told = f"at depth {deepest['depth'][0]} ε may rise to {with_rule or 0:.0e} with the depth rule and to {without or 0:.0e} without it before 1 % of the loss is lost"
+    agreement: Agreement = UNSEEN
+    if with_rule and without:
+        agreement = "agrees" if with_rule > without else "does not agree" if with_rule < without else UNSEEN
+    return Outcome(agreement, told, table)
+
+
+# Dynamics ---------------------------------------------------------------------------------------------------------------------
+
+
+def find_dynamics(frame: pl.DataFrame) -> Outcome:
+    """Who ends below whom, and when do the loss curves of two depths cross for the last time?"""
+    frame = done(frame)
+    means = frame.group_by("rules", "lr", "depth", "step").agg(loss=pl.col("loss").mean()).sort("step")
+    smooth = means.with_columns(loss=pl.col("loss").rolling_mean(3, min_samples=1).over("rules", "lr", "depth"))
+    rows = []
+    for (rules, lr), part in smooth.partition_by("rules", "lr", as_dict=True).items():
+        depths = sorted(part["depth"].unique().to_list())
+        for low, high in pairwise(depths):
+            pair = part.filter(pl.col("depth") == low).join(
+                part.filter(pl.col("depth") == high), on="step", suffix="_deep"
+            )
+            last, ahead = pair.tail(1), pair.filter(pl.col("loss") <= pl.col("loss_deep"))
+            rows.append(
+                {
+                    "rules": rules, "lr": lr, "shallow": low, "deep": high, "shallow_loss": last["loss"].item(),
+                    "deep_loss": last["loss_deep"].item(), "deeper_is_better": bool((last["loss_deep"] < last["loss"]).item()),
+                    "last_step_behind": ahead["step"].max(),
+                }
+            )  # fmt: skip
+    table = pl.DataFrame(rows, infer_schema_length=None).sort("lr", "rules", "shallow")
+    ordered = table.group_by("rules", "lr").agg(ordered=pl.col("deeper_is_better").all())
+    right = {
+        r: sorted(power(lr) for lr in ordered.filter(pl.col("ordered") & (pl.col("rules") == r))["lr"])
+        for r in frame["rules"].unique(maintain_order=True)
+    }
+    told = "every step deeper ends lower: " + "; ".join(
+        f"{named(r)} " + (f"at η = {', '.join(at)}" if at else "at no η") for r, at in right.items()
+    )
+    tuned = power(float(table["lr"].min()))  # the lower of the two is CompleteP's best
+    others = [tuned in at for r, at in right.items() if r != "completep"]
+    agreement: Agreement = UNSEEN
+    if "completep" in right:
+        agreement = "does not agree" if tuned not in right["completep"] else "agrees" if not any(others) else UNSEEN
+    return Outcome(agreement, told, table, smooth)
+
+
+# Shapes -----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """All that the N:L study yields."""
+
+    law: PowerLaw
+    points: pl.DataFrame  # a row per rules and shape: size, ratio, loss, increase over the law, savings over muP
+    ranges: dict[tuple[str, str], ShapeRange]  # (rules, size) → shapes within 1 %
+
+
+def sizes(parameters: Sequence[int]) -> dict[int, str]:
+    """Parameters → a name for all models of about that size."""
+    names: dict[int, str] = {}
+    first = 0
+    for count in sorted(set(parameters)):
+        first = first if first and count / first <= SAME_SIZE else count
+        names[count] = f"{first}"
+    groups = {name: [c for c, n in names.items() if n == name] for name in names.values()}
+    label = {
+        name: f"{np.mean(counts) / 1e6:.3g}M" if np.mean(counts) >= 1e6 else f"{np.mean(counts) / 1e3:.0f}k"
+        for name, counts in groups.items()
+    }
+    return {count: label[name] for count, name in names.items()}
+
+
+def find_shapes(frame: pl.DataFrame) -> Outcome:
+    """Losses against the frontier of CompleteP, savings over muP by depth, and the range of good shapes."""
+    frame = done(frame).filter(pl.col("loss").is_finite())
+    keys = ["rules", "width", "depth", "parameters", "flops"]
+    means = frame.group_by(keys, maintain_order=True).agg(loss=pl.col("loss").mean())
+    label = sizes(means["parameters"].to_list())
+    means = means.with_columns(size=pl.col("parameters").replace_strict(label), ratio=pl.col("width") / pl.col("depth"))
+    ours = means.filter(pl.col("rules") == "completep")
+    if ours["size"].n_unique() < 2:
+        raise UserError("a scaling law needs two sizes under completep", fix="leave rules and shape as they are")
+    best = frontier(ours)
+    law = fit_power_law(best["flops"].to_numpy(), best["loss"].to_numpy())
+    means = means.with_columns(increase=pl.Series(loss_increase(means["loss"], law.loss(means["flops"].to_numpy()))))
+    reference = means.filter(pl.col("rules") == "mup").select("width", "depth", reference="increase")
+    means = means.join(reference, on=["width", "depth"], how="left")
+    means = means.with_columns(
+        savings=pl.Series(flop_savings(means["reference"].to_numpy(), means["increase"].to_numpy(), law.b))
+    ).drop("reference")
+    ranges = _ranges(means)
+    return Outcome(*_shape_agreement(means), means.sort("rules", "parameters", "ratio"), Shapes(law, means, ranges))
+
+
+def _ranges(means: pl.DataFrame) -> dict[tuple[str, str], ShapeRange]:
+    """The paper compares every parameterization with CompleteP's best of the size."""
+    found = {}
+    for (rules, size), part in means.partition_by("rules", "size", as_dict=True).items():
+        best = means.filter((pl.col("rules") == "completep") & (pl.col("size") == size))["increase"].min()
+        if part["ratio"].n_unique() >= 4 and isinstance(best, float):
+            found[str(rules), str(size)] = shape_range(
+                part["ratio"], part["increase"], tolerance=COMPETITIVE, best=best
+            )
+    return found
+
+
+def _shape_agreement(means: pl.DataFrame) -> tuple[Agreement, str]:
+    """The paper's main claim: the deeper, the more CompleteP saves over muP."""
+    ours = means.filter(
+        (pl.col("rules") == "completep") & pl.col("savings").is_not_nan() & pl.col("savings").is_not_null()
+    )
+    if ours["depth"].n_unique() < 3:
+        return UNSEEN, "too few depths were run under both muP and CompleteP"
+    x, y = ours["depth"].log(2).to_numpy(), ours["savings"].to_numpy()
+    slope = float(np.polyfit(x, y, 1)[0])
+    deepest = ours.sort("depth").tail(1)
+    told = (
+        f"CompleteP's FLOP savings over muP change by {100 * slope:+.1f} points a doubling of depth; at depth "
+        f"{deepest['depth'].item()} they are {100 * deepest['savings'].item():.0f} %"
+    )
+    return ("agrees" if slope > 0 and deepest["savings"].item() > 0 else "does not agree"), told
+
+
+# Weight decay -----------------------------------------------------------------------------------------------------------------
+
+
+def find_tau(frame: pl.DataFrame) -> Outcome:
+    """Does one timescale of weight decay suit every parameterization?"""
+    frame = done(frame)
+    rows = []
+    for (rules, width, depth), part in sorted(frame.partition_by("rules", "width", "depth", as_dict=True).items()):
+        x, losses = curve(part, "tau")
+        y = average(losses)
+        place, lowest, interior = vertex(x, y)
+        cost = float(np.interp(np.log2(paper.TAU), x, y)) / lowest - 1
+        rows.append({"rules": rules, "width": width, "depth": depth, "best_tau": 2**place, "interior": interior, "cost_of_paper_tau_percent": 100 * cost})  # fmt: skip
+    table = pl.DataFrame(rows, infer_schema_length=None)
+    worst = float(table["cost_of_paper_tau_percent"].max())  # type: ignore[arg-type]
+    told = f"the paper's τ = {paper.TAU:g} costs at most {worst:.2f} % of the loss; the best lie from {table['best_tau'].min():.2g} to {table['best_tau'].max():.2g}"
+    agreement: Agreement = "agrees" if worst <= 100 * COMPETITIVE else "does not agree"
+    return Outcome(agreement, told, table)
+
+
+def find_grid(frame: pl.DataFrame) -> Outcome:
+    """If τ = 1/(η λ steps) is what matters, the best λ halves where η doubles."""
+    frame = done(frame)
+    rows = []
+    for (rules, width, lr), part in sorted(frame.partition_by("rules", "width", "lr", as_dict=True).items()):
+        if part["loss"].is_finite().sum() < 3:
+            continue
+        x, losses = curve(part, "weight_decay")
+        place, lowest, interior = vertex(x, average(losses))
+        rows.append({"rules": rules, "width": width, "lr": lr, "best_weight_decay": 2**place, "interior": interior, "loss": lowest, "best_tau": 1 / (lr * 2**place * part["steps"][0])})  # fmt: skip
+    table = pl.DataFrame(rows, infer_schema_length=None)
+    inner = table.filter("interior") if rows else table
+    if inner.height < 3:
+        return Outcome(UNSEEN, "too few learning rates have their best weight decay inside the grid", table)
+    x = np.concatenate(
+        [p["lr"].log(2).to_numpy() - p["lr"].log(2).mean() for p in inner.partition_by("rules", "width")]
+    )
+    y = np.concatenate(
+        [
+            p["best_weight_decay"].log(2).to_numpy() - p["best_weight_decay"].log(2).mean()
+            for p in inner.partition_by("rules", "width")
+        ]
+    )
+    slope = float(x @ y / (x @ x)) if x @ x else float("nan")
+    told = f"log₂ of the best λ goes as {slope:+.2f} log₂ η where the minimum is inside the grid; constant τ means -1, constant λ means 0"
+    return Outcome("agrees" if slope < -0.5 else "does not agree", told, table)
+
+
+# Long runs, downstream ----------------------------------------------------------------------------------------------------------
+
+
+def find_horizon(frame: pl.DataFrame) -> Outcome:
+    """200 tokens a parameter: CompleteP has the lowest loss at every shape."""
+    frame = done(frame)
+    table = frame.group_by("width", "depth", "rules", maintain_order=True).agg(loss=pl.col("loss").mean())
+    told, found = [], []
+    for (width, depth), part in table.partition_by("width", "depth", as_dict=True).items():
+        agreement, sentence = ranking(dict(part.select("rules", "loss").iter_rows()), f"{width} × {depth}")
+        found.append(agreement)
+        told.append(sentence)
+    whole: Agreement = (
+        "does not agree" if "does not agree" in found else "agrees" if set(found) == {"agrees"} else UNSEEN
+    )
+    return Outcome(whole, "; ".join(told), table)
+
+
+# Measurements -----------------------------------------------------------------------------------------------------------------
+
+
+def find_coordinates(found: Coordinates) -> Outcome:
+    findings = verdict.judge(found)
+    words = {
+        r: verdict.overall([f for f in findings if f.rules == r]) for r in dict.fromkeys(f.rules for f in findings)
+    }
+    expected = {"muP": "FAIL", "literature alpha=0.5": "FAIL", "alpha=0.5": "PASS", "CompleteP": "PASS"}
+    wrong = [r for r, word in words.items() if r in expected and word not in (expected[r], "INCONCLUSIVE")]
+    seen = all(words[r] == expected[r] for r in words if r in expected)
+    table = pl.DataFrame([_flat(f) for f in findings], infer_schema_length=None)
+    told = ", ".join(f"{r} {word}" for r, word in words.items())
+    return Outcome("does not agree" if wrong else "agrees" if seen else UNSEEN, told, table, findings)
+
+
+def _flat(f: verdict.Finding) -> dict[str, Any]:
+    row = asdict(f)
+    slope = row.pop("slope") or {}
+    return row | {f"slope_{k}": v for k, v in slope.items() if k in ("value", "low", "high")}
+
+
+def find_laziness(frame: pl.DataFrame) -> Outcome:
+    verdicts = laziness.judge(frame)
+    words = {v.rules: v.word for v in verdicts}
+    # At these depths muP's forward pass need not overflow yet: its ratio stays flat, as the derivation says.
+    lazy = [w for r, w in words.items() if r not in ("CompleteP", "muP")]
+    ours = words.get("CompleteP")
+    agreement: Agreement = (
+        "does not agree"
+        if ours == "FAIL"
+        else "agrees"
+        if ours == "PASS" and lazy and set(lazy) == {"FAIL"}
+        else UNSEEN
+    )
+    told = ", ".join(f"{v.rules} {v.word}" + (f" (slope {v.slope.value:+.2f})" if v.slope else "") for v in verdicts)
+    rows = [
+        {"rules": v.rules, "verdict": v.word, "slope": v.slope.value if v.slope else None, "why": v.why}
+        for v in verdicts
+    ]
+    return Outcome(agreement, told, pl.DataFrame(rows, infer_schema_length=None), verdicts)
