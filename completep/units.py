@@ -27,3 +27,17 @@ def human(value: float, digits: int = 3) -> str:
         if abs(value) >= size:
             return f"{value / size:.{digits}g}{suffix}"
     return f"{value:.{digits}g}"
+
+
+def duration(seconds: float) -> str:
+    for unit, name in ((86400 * 365, "years"), (86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:,.0f} {name}"
+    return f"{seconds:.0f} s"
+
+
+def power(value: float) -> str:
+    """0.00390625 → `2^-8`; what is no power of two as it is."""
+    if value > 0 and abs(math.log2(value) - round(math.log2(value))) < 1e-9:
+        return f"2^{math.log2(value):.0f}"
+    return f"{value:.3g}"

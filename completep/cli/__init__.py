@@ -6,11 +6,11 @@ from collections.abc import Callable
 import tyro
 
 from completep import __version__
-from completep.cli.check import check, check_laziness, check_transfer, demo
+from completep.cli.check import check, check_laziness, check_transfer
 from completep.cli.plan import plan
 from completep.cli.rules import audit, explain
 from completep.cli.shared import console
-from completep.cli.study import report, study, study_status
+from completep.cli.study import demo, report, study, study_status
 from completep.cli.train import prepare, train
 from completep.errors import UserError
 

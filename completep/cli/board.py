@@ -12,6 +12,7 @@ from completep.config import Run
 from completep.study.design import Point, Sweep
 from completep.study.engine import Event, cost
 from completep.study.store import Store
+from completep.units import duration, power
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -30,13 +31,14 @@ class Board:
     talk: "Console"
     began: float = field(default_factory=time.monotonic)
     running: dict[Path, tuple[Run, float]] = field(default_factory=dict)
-    ended: dict[Path, str] = field(default_factory=dict)
+    ended: dict[Path, tuple[str, float | None]] = field(default_factory=dict)  # how, and with which loss
     spent: float = 0.0  # FLOPs of the runs that ended since the start
 
     def __post_init__(self) -> None:
         self.folders = {self.store.folder(run): run for _, run in self.runs}
-        results = {folder: self.store.result(run) for folder, run in self.folders.items()}
-        self.ended = {folder: str(r["status"]) for folder, r in results.items() if r is not None}
+        for folder, run in self.folders.items():
+            if (result := self.store.result(run)) is not None:
+                self.ended[folder] = (result["status"], result["validation_loss"])
         self.before = len(self.ended)
 
     def on_event(self, event: Event) -> None:
@@ -46,19 +48,18 @@ class Board:
             return
         self.running.pop(folder, None)
         if event.kind in ("done", "diverged", "failed"):
-            self.ended[folder] = event.kind
+            result = self.store.result(event.run) or {}
+            self.ended[folder] = (event.kind, result.get("validation_loss"))
             self.spent += cost(event.run)
         if event.kind in ("retry", "failed"):
             self.talk.print(f"[red]{event.kind}[/]: {described(event.run)} ({folder})\n{event.detail}", markup=True)
         elif event.kind != "elsewhere" and not self.talk.is_terminal:
-            self.talk.print(f"{self.counts()}: {event.kind} {described(event.run)}{self._loss(event.run)}")
-
-    def _loss(self, run: Run) -> str:
-        result = self.store.result(run)
-        return f", loss {result['validation_loss']:.4f}" if result and result["validation_loss"] is not None else ""
+            loss = self.ended[folder][1]
+            told = f", loss {loss:.4f}" if loss is not None else ""
+            self.talk.print(f"{self.counts()}: {event.kind} {described(event.run)}{told}")
 
     def counts(self) -> str:
-        kinds = list(self.ended.values())
+        kinds = [kind for kind, _ in self.ended.values()]
         told = [f"{kinds.count('done')} of {len(self.folders)} done", f"{len(self.running)} running"]
         told += [f"{kinds.count(k)} {k}" for k in ("diverged", "failed") if k in kinds]
         left = self.seconds_left()
@@ -95,22 +96,22 @@ class Board:
         for point, run in self.runs:
             rows.setdefault(tuple(point[k] for k in keys), {}).setdefault(point[swept], []).append(run)
         for labels, cells in list(rows.items())[:MOST_ROWS]:
-            best = min((m for m in map(self._mean, cells.values()) if m is not None), default=None)
-            shown = [self._cell(cells.get(value, []), best) for value in self.sweep.axes[swept]]
+            means = {value: self._mean(runs) for value, runs in cells.items()}
+            best = min((m for m in means.values() if m is not None), default=None)
+            shown = [self._cell(cells.get(value, []), means.get(value), best) for value in self.sweep.axes[swept]]
             table.add_row(*map(str, labels), *shown)
         return table
 
     def _mean(self, runs: list[Run]) -> float | None:
-        results = [r for run in runs if (r := self.store.result(run)) is not None and r["validation_loss"] is not None]
-        return sum(r["validation_loss"] for r in results) / len(results) if results else None
+        losses = [loss for run in runs if (loss := self.ended.get(self.store.folder(run), ("", None))[1]) is not None]
+        return sum(losses) / len(losses) if losses else None
 
-    def _cell(self, runs: list[Run], best: float | None) -> str:
+    def _cell(self, runs: list[Run], mean: float | None, best: float | None) -> str:
         folders = [self.store.folder(run) for run in runs]
-        if any(self.ended.get(f) == "diverged" for f in folders):
+        if any(self.ended.get(folder, ("", None))[0] == "diverged" for folder in folders):
             return "[red]▲[/]"
-        mean = self._mean(runs)
         if mean is None:
-            return "[dim]…[/]" if any(f in self.running for f in folders) else ""
+            return "[dim]…[/]" if any(folder in self.running for folder in folders) else ""
         return f"[bold green]{mean:.3f}[/]" if mean == best else f"{mean:.3f}"
 
 
@@ -128,26 +129,8 @@ def watching(board: Board) -> Iterator[None]:
 
 def described(run: Run) -> str:
     h = run.hyperparameters
-    return f"{run.rules} {run.model.width} × {run.model.depth}, lr {power(h.lr)}, std {h.std:g}, wd {h.weight_decay:.2g}, eps {h.eps:g}, seed {run.seed}"
-
-
-def power(value: float) -> str:
-    import math
-
-    exponent = math.log2(value) if value > 0 else 0.0
-    return f"2^{exponent:.4g}" if value > 0 and abs(exponent - round(exponent)) < 1e-9 else f"{value:.3g}"
-
-
-def duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return (
-        f"{seconds / 60:.0f} min"
-        if seconds < 90 * 60
-        else f"{seconds / 3600:.1f} h"
-        if seconds < 48 * 3600
-        else f"{seconds / 86400:,.0f} days"
-    )
+    settings = f"lr {power(h.lr)}, std {h.std:g}, wd {h.weight_decay:.2g}, eps {h.eps:g}, seed {run.seed}"
+    return f"{run.rules} {run.model.width} × {run.model.depth}, {settings}"
 
 
 def make_board(sweep: Sweep, store: Store, runs: list[tuple[Point, Run]]) -> Board:

@@ -264,27 +264,3 @@ def progress_bar() -> "Iterator[Progress]":
             bar.update(task, completed=done, total=total, description=what)
 
         yield update
-
-
-def demo(
-    depths: tuple[int, ...] = (2, 4, 8, 16, 32), seeds: int = 2, out: Path = Path("runs"), json: bool = False
-) -> int:
-    """A small real coordinate check: which parameterizations stay alike as the model deepens, and which role gives the others away?
-
-    Trains the paper's decoder for ten AdamW steps at each depth, on Python's own source, under four parameterizations.
-
-    Example: completep demo --depths 2 4 8 16
-
-    Args:
-        depths: numbers of layers; the base has the smallest.
-        seeds: how many.
-        out: pictures and numbers go into a new folder here.
-        json: print JSON.
-    """
-    from completep.measure.subject import Setting, Source
-
-    shapes, base = grid_of_shapes((64,), depths, None)
-    source = Source("completep.model.gpt:gpt", base, {"vocabulary": 256, "head_size": 16})
-    rules = [rules_named(r) for r in ("mup", "literature=0.5", "alpha=0.5", "completep")]
-    run_check(source, rules, shapes, Setting(time=64), seeds, None, out, json)
-    return 0  # two of the four columns are there to fail, as the paper says

@@ -52,6 +52,7 @@ class Transfer:
     base: Shape
     best: float  # the base's optimum
     best_interval: Interval | None
+    best_loss: float
     shapes: tuple[AtShape, ...]
     deeper_is_better: bool | None  # at the transferred value; None where depth was not varied
     word: Word
@@ -160,7 +161,7 @@ def _one(frame: pl.DataFrame, rules: str, hyperparameter: str, base: Shape | Non
     drawn = _draws(losses)
     spread = _interval([vertex(x, average(losses[:, d]))[0] for d in drawn]) if drawn is not None else None
     octaves = None if spread is None else Interval(2**spread.low, 2**spread.high)
-    return Transfer(rules, hyperparameter, start, 2**place, octaves, shapes, _deeper(at_best, start), word, why)
+    return Transfer(rules, hyperparameter, start, 2**place, octaves, height, shapes, _deeper(at_best, start), word, why)
 
 
 def _whole(shapes: tuple[AtShape, ...], x: Floats, losses: Floats) -> tuple[Word, str]:

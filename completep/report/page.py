@@ -13,7 +13,11 @@ from completep.report.study_figures import Figure
 from completep.report.study_view import number
 from completep.study.design import Outcome, Study
 
-TONES = {"agrees": ("agrees", "Agrees with the paper"), "does not agree": ("differs", "Does not agree with the paper"), "cannot be seen at this scale": ("", "Cannot be seen at this scale")}  # fmt: skip
+TONES = {
+    "agrees": ("agrees", "Agrees with the paper"),
+    "does not agree": ("differs", "Does not agree with the paper"),
+    "cannot be seen at this scale": ("", "Cannot be seen at this scale"),
+}
 
 
 def page(
@@ -46,7 +50,7 @@ def _javascript() -> str:
     """Vega and what embeds it, once a page."""
     import vl_convert
 
-    return str(vl_convert.javascript_bundle()).replace("</script", "<\\/script")
+    return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")).replace("</script", "<\\/script")
 
 
 def table(frame: pl.DataFrame) -> Markup:

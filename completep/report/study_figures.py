@@ -7,6 +7,7 @@ the legend hides a series.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import altair as alt
@@ -19,7 +20,9 @@ from completep.report.check_figures import OKABE_ITO
 from completep.study.design import Outcome, Study
 from completep.study.findings import Shapes, named
 
+Panel = Any  # altair's charts: a layer of marks, or several
 WIDTH, HEIGHT = 250, 230
+COUNTER = count()
 SYMBOL = {"lr": "base learning rate η", "std": "base init std σ", "eps": "base ε", "tau": "τ", "weight_decay": "base λ"}
 ALWAYS = dict(
     zip(("mup", "alpha=0.5", "completep", "sp", "flat-eps=1"), OKABE_ITO, strict=False)
@@ -32,12 +35,12 @@ class Figure:
 
     name: str
     title: str
-    panels: tuple[alt.TopLevelMixin, ...]
+    panels: tuple[Panel, ...]
     columns: int = 4
 
-    def chart(self) -> alt.TopLevelMixin:
+    def chart(self) -> Panel:
         """All in one, for a file."""
-        joined: alt.TopLevelMixin = (
+        joined: Panel = (
             alt.concat(*self.panels, columns=self.columns, spacing=22)
             .resolve_scale(color="independent", shape="independent", opacity="independent")
             .properties(title=alt.Title(self.title, anchor="start", fontSize=15))
@@ -54,7 +57,8 @@ def figures(study: Study, data: Any, outcome: Outcome) -> list[Figure]:
 
 def hiding(field: str) -> alt.Parameter:
     """A click on the legend hides that series, another brings it back."""
-    hidden: alt.Parameter = alt.selection_point(fields=[field], bind="legend", toggle="true", empty=False)
+    name = f"hide_{field}_{next(COUNTER)}"  # altair would make one of two that look alike
+    hidden: alt.Parameter = alt.selection_point(name=name, fields=[field], bind="legend", toggle="true", empty=False)
     return hidden
 
 
@@ -110,7 +114,7 @@ def span_of(losses: pl.Series, outliers: float = 0.05) -> tuple[float, float]:
 def curves(
     frame: pl.DataFrame, x: alt.X, field: str, colour: alt.Color, line: str, title: str, why: str,
     span: tuple[float, float], rule: float | None = None, first: bool = True,
-) -> alt.LayerChart:  # fmt: skip
+) -> Panel:  # fmt: skip
     """Loss over a hyperparameter, a line per series: the best marked, what diverged as triangles on the upper edge."""
     top = span[1]
     finite = frame.filter(pl.col("loss").is_finite())
@@ -143,7 +147,7 @@ def curves(
             .mark_point(shape="triangle-up", filled=True, size=70)
             .encode(x=x, y=y, color=colour, opacity=seen(hidden))
         )
-    panel: alt.LayerChart = alt.layer(*layers).properties(width=WIDTH, height=HEIGHT, title=heading(title, why))
+    panel: Panel = alt.layer(*layers).properties(width=WIDTH, height=HEIGHT, title=heading(title, why))
     return panel
 
 
@@ -173,19 +177,18 @@ def transfer(study: Study, frame: pl.DataFrame, outcome: Outcome) -> list[Figure
     )
     depths, values = sorted(means["depth"].unique().to_list()), sorted(means[name].unique().to_list())
     span, x = span_of(means["loss"]), log2_axis(name, values, SYMBOL[name])
-    panels: list[alt.TopLevelMixin] = [
+    panels: list[Panel] = [
         curves(means.filter(pl.col("rules") == t.rules), x, name, ordered("depth", "depth L", depths), "depth",
                f"{named(t.rules)}: {t.word}", t.why, span, t.best, i == 0)
         for i, t in enumerate(verdicts)
     ]  # fmt: skip
-    return [Figure(study.name, study.question, (*panels, at_base_best(verdicts, means, name)))]
+    return [Figure(study.name, study.question, (*panels, at_base_best(verdicts, name)))]
 
 
-def at_base_best(verdicts: Sequence[Transfer], means: pl.DataFrame, name: str) -> alt.LayerChart:
+def at_base_best(verdicts: Sequence[Transfer], name: str) -> Panel:
     rows = []
     for t in verdicts:
-        base = means.filter((pl.col("rules") == t.rules) & (pl.col("depth") == t.base.depth))["loss"].min()
-        rows += [{"label": named(t.rules), "depth": t.base.depth, "loss": base}]
+        rows += [{"label": named(t.rules), "depth": t.base.depth, "loss": t.best_loss}]
         rows += [
             {"label": named(t.rules), "depth": s.shape.depth, "loss": s.loss} for s in t.shapes if math.isfinite(s.loss)
         ]
@@ -207,7 +210,7 @@ def at_base_best(verdicts: Sequence[Transfer], means: pl.DataFrame, name: str) -
         opacity=seen(hidden),
         tooltip=["label:N", "depth:Q", alt.Tooltip("loss:Q", format=".4f")],
     )
-    panel: alt.LayerChart = alt.layer(drawn.add_params(hidden)).properties(
+    panel: Panel = alt.layer(drawn.add_params(hidden)).properties(
         width=WIDTH,
         height=HEIGHT,
         title=heading("Tuned at the base only", f"loss with the base's best {name} at every depth"),
@@ -231,10 +234,22 @@ def eps(study: Study, frame: pl.DataFrame, outcome: Outcome) -> list[Figure]:
         "eps:Q", title=SYMBOL["eps"], scale=alt.Scale(type="log"), axis=alt.Axis(values=values, format="~e", grid=False)
     )
     titles = {"completep": "CompleteP, with the depth rule for ε"}
+    colour = ordered("depth", "depth L", depths)
     panels = [
-        curves(means.filter(pl.col("rules") == r), x, "eps", ordered("depth", "depth L", depths), "depth", titles.get(r, named(r)), "", span, None, i == 0)
-        for i, r in enumerate(study.axes["rules"])
-    ]  # fmt: skip
+        curves(
+            means.filter(pl.col("rules") == r),
+            x,
+            "eps",
+            colour,
+            "depth",
+            titles.get(r, named(r)),
+            "",
+            span,
+            None,
+            i == 0,
+        )
+        for i, r in enumerate(map(str, study.axes["rules"]))
+    ]
     return [Figure(study.name, study.question, tuple(panels))]
 
 
@@ -246,7 +261,7 @@ def dynamics(study: Study, frame: pl.DataFrame, outcome: Outcome) -> list[Figure
     for i, lr in enumerate(sorted(smooth["lr"].unique().to_list())):
         part = smooth.filter((pl.col("lr") == lr) & (pl.col("step") > 0.1 * pl.col("step").max()))
         span = span_of(part["loss"], 0.02)
-        panels = []
+        panels: list[Panel] = []
         for r in study.axes["rules"]:
             hidden, mine = hiding("depth"), part.filter(pl.col("rules") == r)
             x = alt.X("step:Q", title="training step", axis=alt.Axis(grid=False))
@@ -269,7 +284,7 @@ def shape(study: Study, frame: pl.DataFrame, outcome: Outcome) -> list[Figure]:
     )
     rules = [r for r in study.axes["rules"] if r in points["rules"]]
     colour = by_rules([str(r) for r in rules])
-    panels: list[alt.TopLevelMixin] = []
+    panels: list[Panel] = []
     labels = points.sort("parameters")["size"].unique(maintain_order=True).to_list()
     for size in labels:
         mine = points.filter(pl.col("size") == size).sort("ratio")
@@ -317,20 +332,18 @@ def _lines(
     tips: list[Any],
     field: str = "label",
     why: str = "",
-) -> alt.LayerChart:
+) -> Panel:
     hidden = hiding(field)
     drawn = (
         alt.Chart(frame)
         .mark_line(point=alt.OverlayMarkDef(size=45))
         .encode(x=x, y=y, color=colour, opacity=seen(hidden), tooltip=tips)
     )
-    panel: alt.LayerChart = alt.layer(drawn.add_params(hidden)).properties(
-        width=WIDTH, height=HEIGHT, title=heading(title, why)
-    )
+    panel: Panel = alt.layer(drawn.add_params(hidden)).properties(width=WIDTH, height=HEIGHT, title=heading(title, why))
     return panel
 
 
-def _law(points: pl.DataFrame, found: Shapes, colour: alt.Color) -> alt.LayerChart:
+def _law(points: pl.DataFrame, found: Shapes, colour: alt.Color) -> Panel:
     hidden = hiding("label")
     x = alt.X(
         "flops:Q",
@@ -353,13 +366,13 @@ def _law(points: pl.DataFrame, found: Shapes, colour: alt.Color) -> alt.LayerCha
         .encode(x=x, y=y, color=colour, opacity=seen(hidden), tooltip=["label:N", "width:Q", "depth:Q", "loss:Q"])
     )
     told = f"dashed: CompleteP's best, loss = (F/{found.law.a:.3g})^-{found.law.b:.3f}"
-    panel: alt.LayerChart = alt.layer(line, marks.add_params(hidden)).properties(
+    panel: Panel = alt.layer(line, marks.add_params(hidden)).properties(
         width=WIDTH, height=HEIGHT, title=heading("Scaling law", told)
     )
     return panel
 
 
-def _savings(points: pl.DataFrame, labels: list[str]) -> alt.LayerChart:
+def _savings(points: pl.DataFrame, labels: list[str]) -> Panel:
     mine = (
         points.filter((pl.col("rules") == "completep") & pl.col("savings").is_finite())
         .with_columns(percent=100 * pl.col("savings"))
@@ -388,7 +401,7 @@ def _savings(points: pl.DataFrame, labels: list[str]) -> alt.LayerChart:
     )
 
 
-def _range(found: Shapes, labels: list[str], colour: alt.Color) -> alt.LayerChart:
+def _range(found: Shapes, labels: list[str], colour: alt.Color) -> Panel:
     rows = [
         {"label": named(r), "size": size, "low": at.low, "high": at.high, "best": at.best}
         for (r, size), at in found.ranges.items() if math.isfinite(at.low)
@@ -417,7 +430,7 @@ def _range(found: Shapes, labels: list[str], colour: alt.Color) -> alt.LayerChar
         .mark_tick(thickness=3, size=16)
         .encode(x=x, xOffset="label:N", y="best:Q", color=colour, opacity=seen(hidden))
     )
-    panel: alt.LayerChart = alt.layer(bars.add_params(hidden), ticks).properties(
+    panel: Panel = alt.layer(bars.add_params(hidden), ticks).properties(
         width=WIDTH,
         height=HEIGHT,
         title=heading("Shapes within 1 % of the best", "cubic through each size; the tick is its minimum"),
@@ -436,7 +449,7 @@ def tau(study: Study, frame: pl.DataFrame, outcome: Outcome) -> list[Figure]:
     means = means.with_columns(label=pl.col("rules").map_elements(named, return_dtype=pl.String))
     x = log2_axis("tau", sorted(means["tau"].unique().to_list()), "τ = 1 / (η λ steps)")
     colour = by_rules([str(r) for r in study.axes["rules"]])
-    panels = []
+    panels: list[Panel] = []
     for at in study.axes["shape"]:
         part = means.filter(pl.col("shape") == at)
         panels.append(
@@ -467,7 +480,7 @@ def grid(study: Study, frame: pl.DataFrame, outcome: Outcome) -> list[Figure]:
         eta=pl.col("lr").replace_strict(dict(zip(lrs, names, strict=True)), return_dtype=pl.String)
     )
     means = means.group_by("rules", "width", "eta", "weight_decay", "tau").agg(loss=pl.col("loss").mean()).sort("tau")
-    panels = []
+    panels: list[Panel] = []
     for (rules, width), part in means.partition_by("rules", "width", as_dict=True, maintain_order=True).items():
         for field in ("weight_decay", "tau"):
             values = sorted(part[field].unique().to_list())
@@ -534,6 +547,7 @@ def laziness(study: Study, frame: pl.DataFrame, outcome: Outcome) -> list[Figure
 
 
 DRAWN: dict[str, Callable[[Study, Any, Outcome], list[Figure]]] = {
+    "demo": transfer,
     "lr-transfer": transfer,
     "init-transfer": transfer,
     "lr-transfer-compute-optimal": transfer,

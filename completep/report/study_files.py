@@ -3,7 +3,7 @@
 import platform
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import polars as pl
 
@@ -15,7 +15,7 @@ from completep.report.page import page
 from completep.report.study_figures import figures as draw
 from completep.study.design import Outcome, Study
 
-KINDS = ("svg", "png", "pdf")
+KINDS: tuple[Literal["svg", "png", "pdf"], ...] = ("svg", "png", "pdf")
 
 
 def settings(runs: Sequence[Run]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from completep.config import Run
 from completep.study.design import Outcome, Point, Study, Sweep
 from completep.study.engine import cost
 from completep.study.store import Store
-from completep.units import human
+from completep.units import duration, human
 
 COLOURS = {"agrees": "green", "does not agree": "red", "cannot be seen at this scale": "yellow"}
 TYPICAL = 40e9  # FLOP/s of one core on small models, until runs of one's own say better
@@ -29,10 +29,11 @@ def plan(sweep: Sweep, store: Store, runs: Sequence[tuple[Point, Run]], workers:
     ]
     pace = statistics.median(paces) if paces else TYPICAL
     left = sum(cost(run) for folder, (_, run) in distinct.items() if results[folder] is None)
+    status = {folder: r["status"] if r else "missing" for folder, r in results.items()}
     lines = [
-        {"run": folder.name, **point, "tokens": run.tokens, "flops": cost(run), "status": (results[folder] or {"status": "missing"})["status"]}
+        {"run": folder.name, **point, "tokens": run.tokens, "flops": cost(run), "status": status[folder]}
         for folder, (point, run) in distinct.items()
-    ]  # fmt: skip
+    ]
     return {
         "study": sweep.name, "axes": {k: list(v) for k, v in sweep.axes.items()}, "points": len(runs), "runs": lines,
         "flops": sum(line["flops"] for line in lines), "flops_left": left, "flops_per_second": pace,
@@ -42,7 +43,8 @@ def plan(sweep: Sweep, store: Store, runs: Sequence[tuple[Point, Run]], workers:
 
 
 def measured_plan(study: Study) -> dict[str, Any]:
-    return {"study": study.name, "axes": {k: list(v) for k, v in study.axes.items()}, "points": math.prod(map(len, study.axes.values())), "runs": []}  # fmt: skip
+    axes = {k: list(v) for k, v in study.axes.items()}
+    return {"study": study.name, "axes": axes, "points": math.prod(map(len, axes.values())), "runs": []}
 
 
 def plan_parts(plan: dict[str, Any]) -> Iterator[Any]:
@@ -66,16 +68,9 @@ def plan_parts(plan: dict[str, Any]) -> Iterator[Any]:
     missing = sum(line["status"] == "missing" for line in plan["runs"])
     yield (
         f"{plan['points']} points, {len(plan['runs'])} different runs, {missing} of them to do: {plan['flops_left']:.3g} FLOPs of "
-        f"{plan['flops']:.3g}, about {_duration(plan['seconds_left'])} with {plan['workers']} at a time ({plan['pace']}: "
+        f"{plan['flops']:.3g}, about {duration(plan['seconds_left'])} with {plan['workers']} at a time ({plan['pace']}: "
         f"{plan['flops_per_second']:.2g} FLOP/s each)"
     )
-
-
-def _duration(seconds: float) -> str:
-    for unit, name in ((86400 * 365, "years"), (86400, "days"), (3600, "hours"), (60, "minutes")):
-        if seconds >= 2 * unit:
-            return f"{seconds / unit:,.0f} {name}"
-    return f"{seconds:.0f} seconds"
 
 
 def _cell(name: str, value: Any) -> str:

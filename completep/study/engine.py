@@ -66,10 +66,11 @@ class Local:
     def run(self, runs: Sequence[Run]) -> list[Run]:
         """Do what is not done yet, the largest first; the runs that failed."""
         todo = undone(self.store, runs)
-        tries: dict[Path, int] = {}
+        attempts = Attempts(self.store)
         failed: list[Run] = []
         running: dict[BaseProcess, Run] = {}
-        seats: list[str | None] = [*map(",".join, device_groups(self.ranks))][: self.workers] or [None] * self.workers
+        groups: list[str | None] = [",".join(group) for group in device_groups(self.ranks)]
+        seats = groups[: self.workers] or [None] * self.workers
         taken: dict[BaseProcess, str | None] = {}
         context = multiprocessing.get_context("forkserver")  # forks of a server that has torch imported start at once
         context.set_forkserver_preload(["completep.study.engine"])
@@ -88,7 +89,8 @@ class Local:
                     run = running.pop(process)
                     process.join()
                     seats.append(taken.pop(process))
-                    event = self._ended(run, process.exitcode or 0, tries)
+                    log = self.store.folder(run) / "log.txt"
+                    event = attempts.ended(run, process.exitcode == ELSEWHERE, last_lines(log))
                     if event.kind in ("retry", "elsewhere"):
                         todo.append(run)
                         time.sleep(POLL if event.kind == "elsewhere" else 0)
@@ -108,15 +110,23 @@ class Local:
         planned = [needed(r) for r in running]
         return not planned or sum(planned) + needed(run) <= SHARE * free
 
-    def _ended(self, run: Run, code: int, tries: dict[Path, int]) -> Event:
-        folder = self.store.folder(run)
+
+@dataclass
+class Attempts:
+    """How often each run was tried, and so what its end means."""
+
+    store: Store
+    tries: dict[Path, int] = field(default_factory=dict)
+
+    def ended(self, run: Run, elsewhere: bool, detail: str) -> Event:
         result = self.store.result(run)
         if result is not None:
             return Event(result["status"], run)
-        if code == ELSEWHERE:
+        if elsewhere:
             return Event("elsewhere", run)
-        tries[folder] = tries.get(folder, 0) + 1
-        return Event("retry" if tries[folder] < TRIES else "failed", run, last_lines(folder / "log.txt"))
+        folder = self.store.folder(run)
+        self.tries[folder] = self.tries.get(folder, 0) + 1
+        return Event("retry" if self.tries[folder] < TRIES else "failed", run, detail)
 
 
 def work(store: Store, run: Run, how: How, ranks: int = 1, devices: str | None = None) -> None:

@@ -3,8 +3,9 @@
 Losses closer than `TELL` are not told apart: seeds at this size differ by about as much.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -16,9 +17,10 @@ from completep.config import Shape
 from completep.errors import UserError
 from completep.measure import laziness, transfer, verdict
 from completep.measure.grid import Coordinates
-from completep.measure.optimum import average, curve, vertex
+from completep.measure.optimum import Interval, average, curve, vertex
 from completep.study.design import Agreement, Outcome
 from completep.study.laws import PowerLaw, ShapeRange, fit_power_law, flop_savings, frontier, loss_increase, shape_range
+from completep.units import human
 
 TELL = 0.005  # of the loss
 COMPETITIVE = 0.01  # of the loss: the paper's own margin for a good shape, here for a good ε too
@@ -58,7 +60,34 @@ def find_transfer(hyperparameter: str, base: Shape) -> Callable[[pl.DataFrame], 
     return find
 
 
-def _only_completep(words: dict[str, str]) -> Agreement:
+def find_transfer_once(base: Shape) -> Callable[[pl.DataFrame], Outcome]:
+    """From one seed, without intervals: what does the base's best η cost in the deepest model?"""
+
+    def find(frame: pl.DataFrame) -> Outcome:
+        verdicts = transfer.judge(done(frame), "lr", base)
+        deepest = {t.rules: max(t.shapes, key=lambda s: s.shape.depth) for t in verdicts if t.shapes}
+        words: dict[str, verdict.Word] = {
+            r: "PASS" if at.regret <= 100 * COMPETITIVE else "FAIL" for r, at in deepest.items()
+        }
+        depth = max((at.shape.depth for at in deepest.values()), default=base.depth)
+        told = f"the η tuned at depth {base.depth} ({power(verdicts[0].best)}) costs at depth {depth} "
+        told += ", ".join(f"{at.regret:.1f} % of the loss under {named(r)}" for r, at in deepest.items())
+        table = transfer_table(verdicts).drop("verdict", "drift_low", "drift_high", "regret_low", "regret_high")
+        said = [replace(t, word=words.get(t.rules, t.word), why=_once(deepest.get(t.rules))) for t in verdicts]
+        return Outcome(_only_completep(words), told, table, said)
+
+    return find
+
+
+def _once(at: "transfer.AtShape | None") -> str:
+    return (
+        ""
+        if at is None
+        else f"moves {at.drift:+.1f} octaves to depth {at.shape.depth}, where the base's costs {at.regret:.1f} %"
+    )
+
+
+def _only_completep(words: Mapping[str, str]) -> Agreement:
     others = [word for rules, word in words.items() if rules != "completep"]
     if words.get("completep") == "FAIL":
         return "does not agree"
@@ -76,28 +105,21 @@ def _told(t: transfer.Transfer) -> str:
 
 
 def transfer_table(verdicts: Sequence[transfer.Transfer]) -> pl.DataFrame:
-    rows = []
+    """A row per parameterization and shape, the base's first."""
+    rows: list[dict[str, Any]] = []
     for t in verdicts:
-        rows.append(
-            {
-                "rules": t.rules,
-                "width": t.base.width,
-                "depth": t.base.depth,
-                f"best_{t.hyperparameter}": t.best,
-                "verdict": "base",
-            }
-        )
+        base = {"rules": t.rules, "width": t.base.width, "depth": t.base.depth, f"best_{t.hyperparameter}": t.best}
+        rows.append(base | {"verdict": "base", "loss_at_base_best": t.best_loss})
         for s in t.shapes:
+            drift, regret = (i or Interval(math.nan, math.nan) for i in (s.drift_interval, s.regret_interval))
             rows.append(
                 {
                     "rules": t.rules, "width": s.shape.width, "depth": s.shape.depth, f"best_{t.hyperparameter}": s.optimum,
-                    "drift_octaves": s.drift, "drift_low": s.drift_interval and s.drift_interval.low,
-                    "drift_high": s.drift_interval and s.drift_interval.high, "regret_percent": s.regret,
-                    "regret_low": s.regret_interval and s.regret_interval.low, "regret_high": s.regret_interval and s.regret_interval.high,
-                    "loss_at_base_best": s.loss, "verdict": s.word,
+                    "verdict": s.word, "loss_at_base_best": s.loss, "drift_octaves": s.drift, "drift_low": drift.low,
+                    "drift_high": drift.high, "regret_percent": s.regret, "regret_low": regret.low, "regret_high": regret.high,
                 }
             )  # fmt: skip
-    return pl.DataFrame(rows, infer_schema_length=None)
+    return pl.DataFrame(rows, infer_schema_length=None).fill_nan(None)
 
 
 def find_optimal_transfer(base_depth: int) -> Callable[[pl.DataFrame], Outcome]:
@@ -138,15 +160,19 @@ def find_eps(frame: pl.DataFrame) -> Outcome:
     rows = []
     for (rules, depth), part in means.join(best, on="depth").partition_by("rules", "depth", as_dict=True).items():
         good = part.filter(pl.col("loss") <= pl.col("best") * (1 + COMPETITIVE))["eps"].to_list()
-        decades = float(np.log10(max(good) / min(good))) if good else 0.0
-        rows.append({"rules": rules, "depth": depth, "lowest_good": min(good, default=None), "largest_good": max(good, default=None), "decades": decades})  # fmt: skip
+        low, high = (min(good), max(good)) if good else (np.nan, np.nan)
+        decades = float(np.log10(high / low))
+        rows.append({"rules": rules, "depth": depth, "lowest_good": low, "largest_good": high, "decades": decades})
     table = pl.DataFrame(rows, infer_schema_length=None).sort("rules", "depth")
     deepest = table.filter(pl.col("depth") == pl.col("depth").max())
     reach = dict(deepest.select("rules", "largest_good").iter_rows())
     with_rule, without = reach.get("completep"), reach.get("flat-eps=1")
-    told = f"at depth {deepest['depth'][0]} ε may rise to {with_rule or 0:.0e} with the depth rule and to {without or 0:.0e} without it before 1 % of the loss is lost"
+    told = (
+        f"at depth {deepest['depth'][0]} ε may rise to {with_rule or 0:.0e} with the depth rule and to {without or 0:.0e} "
+        "without it before 1 % of the loss is lost"
+    )
     agreement: Agreement = UNSEEN
-    if with_rule and without:
+    if with_rule and without:  # where no ε is good it is no number, and neither above nor below
         agreement = "agrees" if with_rule > without else "does not agree" if with_rule < without else UNSEEN
     return Outcome(agreement, told, table)
 
@@ -183,7 +209,7 @@ def find_dynamics(frame: pl.DataFrame) -> Outcome:
     told = "every step deeper ends lower: " + "; ".join(
         f"{named(r)} " + (f"at η = {', '.join(at)}" if at else "at no η") for r, at in right.items()
     )
-    tuned = power(float(table["lr"].min()))  # the lower of the two is CompleteP's best
+    tuned = power(min(table["lr"].to_list()))  # the lower of the two is CompleteP's best
     others = [tuned in at for r, at in right.items() if r != "completep"]
     agreement: Agreement = UNSEEN
     if "completep" in right:
@@ -211,10 +237,7 @@ def sizes(parameters: Sequence[int]) -> dict[int, str]:
         first = first if first and count / first <= SAME_SIZE else count
         names[count] = f"{first}"
     groups = {name: [c for c, n in names.items() if n == name] for name in names.values()}
-    label = {
-        name: f"{np.mean(counts) / 1e6:.3g}M" if np.mean(counts) >= 1e6 else f"{np.mean(counts) / 1e3:.0f}k"
-        for name, counts in groups.items()
-    }
+    label = {name: human(float(np.mean(counts))) for name, counts in groups.items()}
     return {count: label[name] for count, name in names.items()}
 
 
@@ -274,43 +297,39 @@ def _shape_agreement(means: pl.DataFrame) -> tuple[Agreement, str]:
 
 def find_tau(frame: pl.DataFrame) -> Outcome:
     """Does one timescale of weight decay suit every parameterization?"""
-    frame = done(frame)
     rows = []
-    for (rules, width, depth), part in sorted(frame.partition_by("rules", "width", "depth", as_dict=True).items()):
+    for (rules, width, depth), part in sorted(
+        done(frame).partition_by("rules", "width", "depth", as_dict=True).items()
+    ):
         x, losses = curve(part, "tau")
-        y = average(losses)
-        place, lowest, interior = vertex(x, y)
-        cost = float(np.interp(np.log2(paper.TAU), x, y)) / lowest - 1
-        rows.append({"rules": rules, "width": width, "depth": depth, "best_tau": 2**place, "interior": interior, "cost_of_paper_tau_percent": 100 * cost})  # fmt: skip
+        place, lowest, interior = vertex(x, average(losses))
+        cost = 100 * (float(np.interp(np.log2(paper.TAU), x, average(losses))) / lowest - 1)
+        at = {"rules": rules, "width": width, "depth": depth}
+        rows.append(at | {"best_tau": 2**place, "interior": interior, "cost_of_paper_tau_percent": cost})
     table = pl.DataFrame(rows, infer_schema_length=None)
-    worst = float(table["cost_of_paper_tau_percent"].max())  # type: ignore[arg-type]
-    told = f"the paper's τ = {paper.TAU:g} costs at most {worst:.2f} % of the loss; the best lie from {table['best_tau'].min():.2g} to {table['best_tau'].max():.2g}"
-    agreement: Agreement = "agrees" if worst <= 100 * COMPETITIVE else "does not agree"
-    return Outcome(agreement, told, table)
+    worst, best = max(row["cost_of_paper_tau_percent"] for row in rows), [row["best_tau"] for row in rows]
+    told = f"the paper's τ = {paper.TAU:g} costs at most {worst:.2f} % of the loss; the best lie from {min(best):.2g} to {max(best):.2g}"
+    return Outcome("agrees" if worst <= 100 * COMPETITIVE else "does not agree", told, table)
 
 
 def find_grid(frame: pl.DataFrame) -> Outcome:
     """If τ = 1/(η λ steps) is what matters, the best λ halves where η doubles."""
-    frame = done(frame)
     rows = []
-    for (rules, width, lr), part in sorted(frame.partition_by("rules", "width", "lr", as_dict=True).items()):
+    for (rules, width, lr), part in sorted(done(frame).partition_by("rules", "width", "lr", as_dict=True).items()):
         if part["loss"].is_finite().sum() < 3:
             continue
         x, losses = curve(part, "weight_decay")
         place, lowest, interior = vertex(x, average(losses))
-        rows.append({"rules": rules, "width": width, "lr": lr, "best_weight_decay": 2**place, "interior": interior, "loss": lowest, "best_tau": 1 / (lr * 2**place * part["steps"][0])})  # fmt: skip
+        tau = 1 / (lr * 2**place * part["steps"][0])
+        at = {"rules": rules, "width": width, "lr": lr}
+        rows.append(at | {"best_weight_decay": 2**place, "best_tau": tau, "interior": interior, "loss": lowest})
     table = pl.DataFrame(rows, infer_schema_length=None)
     inner = table.filter("interior") if rows else table
     if inner.height < 3:
         return Outcome(UNSEEN, "too few learning rates have their best weight decay inside the grid", table)
-    x = np.concatenate(
-        [p["lr"].log(2).to_numpy() - p["lr"].log(2).mean() for p in inner.partition_by("rules", "width")]
-    )
-    y = np.concatenate(
-        [
-            p["best_weight_decay"].log(2).to_numpy() - p["best_weight_decay"].log(2).mean()
-            for p in inner.partition_by("rules", "width")
-        ]
+    x, y = (
+        inner.select(pl.col(c).log(2) - pl.col(c).log(2).mean().over("rules", "width")).to_series().to_numpy()
+        for c in ("lr", "best_weight_decay")
     )
     slope = float(x @ y / (x @ x)) if x @ x else float("nan")
     told = f"log₂ of the best λ goes as {slope:+.2f} log₂ η where the minimum is inside the grid; constant τ means -1, constant λ means 0"

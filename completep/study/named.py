@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -30,6 +31,15 @@ def lr_transfer(s: Scale) -> Sweep:
         find=findings.find_transfer("lr", s.base),
         swept="lr",
     )
+
+
+def small_transfer(s: Scale, seed: int) -> Sweep:
+    """The demo: one seed, and two thirds of the tokens."""
+    short = replace(s, tokens=s.tokens * 2 // 3)
+    whole = lr_transfer(short)
+    return replace(
+        whole, name="demo", axes={**whole.axes, "seed": (seed,)}, find=findings.find_transfer_once(s.base)
+    )  # fmt: skip
 
 
 def init_transfer(s: Scale) -> Sweep:
@@ -110,7 +120,7 @@ def lr_wd_grid(s: Scale) -> Sweep:
             "rules": ("sp", "mup"), "width": s.grid_widths, "lr": s.grid_lrs, "weight_decay": s.grid_decays, "seed": s.seeds[:1],
         },
         run=lambda rules, width, lr, weight_decay, seed: s.compute_optimal(
-            rules, f"{width}x{paper.GRID_DEPTH}", seed, lr=lr, std=paper.GRID_STD, weight_decay=weight_decay
+            rules, f"{width}x{paper.GRID_DEPTH}", seed, lr=lr, std=s.grid_std, weight_decay=weight_decay
         ),
         find=findings.find_grid,
     )  # fmt: skip
@@ -137,8 +147,8 @@ def coordinates(s: Scale) -> Measurement:
             {"vocabulary": 256, "head_size": s.head_size},
         )
         shapes = [Shape(s.check_widths, d) for d in depth]
-        setting = Setting(time=s.check_sequence)
-        return coordinate_check(source, [rules_named(r) for r in rules], shapes, setting, seeds=seed, workers=workers, progress=progress)  # fmt: skip
+        setting, named = Setting(time=s.check_sequence), [rules_named(r) for r in rules]
+        return coordinate_check(source, named, shapes, setting, seeds=seed, workers=workers, progress=progress)
 
     return Measurement(
         "coordinates",
@@ -154,7 +164,8 @@ def lazy(s: Scale) -> Measurement:
     def measure(
         rules: Sequence[str], depth: Sequence[int], seed: Sequence[int], workers: int | None, progress: Progress
     ) -> pl.DataFrame:
-        return laziness([rules_named(r) for r in rules], depth, width=s.base.width, seeds=seed, workers=workers, progress=progress)  # fmt: skip
+        named = [rules_named(r) for r in rules]
+        return laziness(named, depth, width=s.base.width, seeds=seed, workers=workers, progress=progress)
 
     return Measurement(
         "laziness",

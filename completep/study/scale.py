@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from completep import paper
-from completep.compute.plan import plan, warmup_steps
+from completep.compute.plan import plan
 from completep.config import Data, GPTConfig, Hyperparameters, Run, Schedule, Shape
 from completep.errors import UserError
 from completep.rules.table import rules_named
@@ -25,6 +25,7 @@ class Scale:
     # Transfer at a fixed number of tokens.
     tokens: float
     batch: int
+    warmup: float  # share of the steps
     depths: tuple[int, ...]
     few_depths: tuple[int, ...]  # where three curves tell as much as seven
     lrs: tuple[float, ...]
@@ -40,6 +41,7 @@ class Scale:
     taus: tuple[float, ...]
     tau_shapes: tuple[str, ...]
     grid_widths: tuple[int, ...]
+    grid_std: float
     grid_lrs: tuple[float, ...]
     grid_decays: tuple[float, ...]
     horizon_shapes: tuple[str, ...]
@@ -60,7 +62,7 @@ class Scale:
         return Run(
             self.model(self.base.width, depth),
             Hyperparameters(lr, std, 0.0, eps, *paper.BETAS),
-            Schedule(steps, warmup_steps(steps, self.batch * self.sequence)),
+            Schedule(steps, int(self.warmup * steps)),
             self.batch,
             self.sequence,
             rules,
@@ -107,6 +109,7 @@ PAPER = Scale(
     std=paper.STD,
     tokens=paper.TRANSFER_TOKENS,
     batch=paper.TRANSFER_BATCH,
+    warmup=paper.WARMUP_SHARE,
     depths=paper.TRANSFER_DEPTHS,
     few_depths=paper.TRANSFER_DEPTHS,
     lrs=octaves(-12, -4),
@@ -121,6 +124,7 @@ PAPER = Scale(
     taus=tuple(paper.TAU * 2.0**e for e in range(-3, 4)),
     tau_shapes=words(paper.HORIZON_SHAPES[:2]),
     grid_widths=(256, 512),
+    grid_std=paper.GRID_STD,
     grid_lrs=octaves(-11, -5),
     grid_decays=octaves(-4, 3),
     horizon_shapes=words(paper.HORIZON_SHAPES),
@@ -139,20 +143,21 @@ LAPTOP = Scale(
     vocabulary=256,
     data=Data("python", "bytes"),
     sequence=64,
-    lr=2**-8,
-    std=0.06,
+    lr=2**-6,
+    std=1 / 8,
     tokens=150 * 16 * 64,
     batch=16,
+    warmup=1 / 3,  # a tenth would be 15 steps, too few for the largest learning rates
     depths=(2, 8, 32),
     few_depths=(2, 4, 16),
-    lrs=octaves(-11, -5),
-    stds=tuple(0.06 * 2.0**e for e in range(-4, 3)),
+    lrs=octaves(-9, -3),
+    stds=octaves(-6, 0),
     epses=tuple(10.0**e for e in range(-7, -1)),
-    crossing_lr=2**-6,
+    crossing_lr=2**-4,
     seeds=(0, 1, 2),
     optimal_width=32,
     optimal_depths=(2, 4, 8),
-    optimal_lrs=octaves(-10, -5),
+    optimal_lrs=octaves(-9, -4),
     shapes=words(
         (
             *((16, 16), (32, 4), (48, 2), (64, 1)),
@@ -163,8 +168,9 @@ LAPTOP = Scale(
     taus=tuple(paper.TAU * 2.0**e for e in range(-2, 4)),
     tau_shapes=("32x4", "16x16"),
     grid_widths=(32,),
-    grid_lrs=octaves(-9, -6),
-    grid_decays=octaves(-2, 3),
+    grid_std=1 / 8,
+    grid_lrs=octaves(-8, -5),
+    grid_decays=octaves(-4, 1),
     horizon_shapes=("32x1", "16x4", "32x2", "16x8"),
     downstream_shapes=("64x4", "16x64"),
     check_widths=64,

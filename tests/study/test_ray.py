@@ -1,0 +1,93 @@
+"""The Ray engine on a real cluster of two nodes on loopback, one of which dies in the middle."""
+
+import os
+import threading
+import time
+import warnings
+
+import pytest
+
+from completep.errors import UserError
+from completep.study.engine import Local, with_data
+from completep.study.on_ray import OnRay
+from completep.study.store import Store
+from completep.train.loop import How
+from tests.train.runs import small_data, small_run
+
+ray = pytest.importorskip("ray", reason="needs the extra `ray`")
+HOW = How(checkpoint_every=20, keep=1, peak=1e11, log_every=20)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return small_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    os.environ.setdefault("RAY_worker_niceness", "0")  # the other test worker would starve its nodes
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Ray's own
+        from ray.cluster_utils import Cluster
+
+        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+        yield made
+        ray.shutdown()
+        made.shutdown()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_two_nodes_one_killed(data, cluster, tmp_path):
+    second = cluster.add_node(num_cpus=1)
+    cluster.wait_for_nodes()
+    runs = [with_data(small_run(data, seed=seed, steps=400)) for seed in range(6)]
+    events, used = [], set()
+
+    def kill_the_second() -> None:
+        while sum(e.kind == "done" for e in events) < 1:
+            time.sleep(0.1)
+        used.update(n["NodeID"] for n in ray.nodes() if n["Alive"])
+        cluster.remove_node(second, allow_graceful=False)
+
+    killer = threading.Thread(target=kill_the_second)
+    store = Store(tmp_path / "ray")
+    engine = OnRay(store, address=cluster.address, how=HOW, on_event=events.append)
+    store.root.mkdir()
+    killer.start()
+    assert engine.run(runs) == []
+    killer.join()
+    assert len(used) == 2
+    assert sum(n["Alive"] for n in ray.nodes()) == 1
+    kinds = [e.kind for e in events]
+    assert kinds.count("done") == 6
+    assert "failed" not in kinds
+    assert Local(Store(tmp_path / "local"), how=HOW).run(runs) == []
+    columns = ["run", "status", "step", "train_loss", "validation_loss"]
+    far, near = (Store(tmp_path / n).frame([({}, r) for r in runs]).select(columns) for n in ("ray", "local"))
+    assert far.equals(near)
+    events.clear()
+    assert engine.run(runs) == []  # nothing is left to do
+    assert events == []
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_fails_on_a_node_is_told(data, cluster, tmp_path):
+    from dataclasses import replace
+
+    good = small_run(data, seed=1)
+    bad = replace(good, model=replace(good.model, vocabulary=100))
+    events = []
+    store = Store(tmp_path)
+    failed = OnRay(store, address=cluster.address, how=HOW, on_event=events.append).run([bad, good])
+    assert [r.model.vocabulary for r in failed] == [100]
+    assert "past the model's vocabulary of 100" in next(e for e in events if e.kind == "failed").detail
+    assert [e.kind for e in events].count("done") == 1
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_no_cluster_at_the_address(data, tmp_path):
+    if ray.is_initialized():
+        ray.shutdown()
+    for address in ("127.0.0.1:1", "nowhere", "127.0.0.1:port"):
+        with pytest.raises(UserError, match="no Ray cluster at"):
+            OnRay(Store(tmp_path), address=address).run([small_run(data)])
