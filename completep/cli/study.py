@@ -229,6 +229,14 @@ def conduct(
         board.talk.print(f"stopped: {board.counts()}; the same command goes on")
         raise
     talk = console(stderr=True)
+    if failed:
+        talk.print(
+            f"[red]{len(failed)} of {len(board.folders)} runs failed[/]; their folders hold log.txt; the same command tries again"
+        )
+    if failed and not any(store.result(run) for _, run in runs):
+        raise UserError(
+            f"all {len(failed)} runs failed", fix="see above what went wrong; then the same command goes on"
+        )
     if board.before:
         talk.print(f"{board.before} of {len(board.folders)} runs were there already")
     if search == "bracket":

@@ -7,6 +7,7 @@ from completep.measure.grid import Axis, Coordinates
 from completep.measure.laziness import LazyVerdict
 from completep.measure.transfer import Transfer
 from completep.measure.verdict import Finding, overall
+from completep.report.figures import hiding, seen
 from completep.rules.table import Role
 
 # Viridis reads in grey, in print and to colour-blind eyes, and steps are ordered.
@@ -19,29 +20,7 @@ ROLE = alt.Color("line:N", title="role", scale=alt.Scale(range=OKABE_ITO))
 def coordinate_chart(found: Coordinates, findings: list[Finding], axis: Axis = "depth") -> alt.VConcatChart:
     """The paper's figure, and under it what the paper has not: one column per parameterization; above, the last stream over
     size, a line per step; below, how far each role's update alone moves it."""
-    found = found.along(axis)
-    columns = found.stream["rules"].unique(maintain_order=True).to_list()
-    words = {rules: overall([f for f in findings if (f.rules, f.axis) == (rules, axis)]) for rules in columns}
-    stream, roles = _last_stream(found, axis), _role_effects(found, axis)
-    above = [
-        _panel(
-            stream.filter(pl.col("rules") == r), axis, stream, STEP, f"{r}: {words[r]}", i == 0, "RMS of last stream"
-        )
-        for i, r in enumerate(columns)
-    ]
-    below = [
-        _panel(
-            roles.filter(pl.col("rules") == r),
-            axis,
-            roles,
-            ROLE,
-            _blamed(findings, r, axis),
-            i == 0,
-            "moved by one role",
-        )
-        for i, r in enumerate(columns)
-    ]
-    rows = [alt.hconcat(*row, spacing=18) for row in (above, below)]
+    rows = [alt.hconcat(*row, spacing=18) for row in coordinate_panels(found, findings, axis)]
     chart: alt.VConcatChart = (
         alt.vconcat(*rows, spacing=26)
         .resolve_scale(color="independent", shape="independent")
@@ -50,6 +29,23 @@ def coordinate_chart(found: Coordinates, findings: list[Finding], axis: Axis = "
         )
     )
     return chart
+
+
+def coordinate_panels(
+    found: Coordinates, findings: list[Finding], axis: Axis = "depth"
+) -> tuple[list[alt.Chart], list[alt.Chart]]:
+    """(last stream over size, effects of the roles over size), a panel per parameterization in each."""
+    found = found.along(axis)
+    columns = found.stream["rules"].unique(maintain_order=True).to_list()
+    words = {rules: overall([f for f in findings if (f.rules, f.axis) == (rules, axis)]) for rules in columns}
+    stream, roles = _last_stream(found, axis), _role_effects(found, axis)
+
+    def panel(frame: pl.DataFrame, rules: str, colour: alt.Color, title: str, what: str) -> alt.Chart:
+        mine = frame.filter(pl.col("rules") == rules)
+        return _panel(mine, axis, frame, colour, title, rules == columns[0], what)
+
+    above = [panel(stream, r, STEP, f"{r}: {words[r]}", "RMS of last stream") for r in columns]
+    return above, [panel(roles, r, ROLE, _blamed(findings, r, axis), "moved by one role") for r in columns]
 
 
 def _panel(
@@ -70,10 +66,12 @@ def _panel(
         scale=alt.Scale(type="log", base=2, domain=[sizes[0] / 1.08, sizes[-1] * 1.08]),
         axis=alt.Axis(values=sizes, format="d", labelOverlap="greedy"),
     )
-    chart = alt.Chart(points).mark_line(point=alt.OverlayMarkDef(size=28))
-    drawn: alt.Chart = chart.encode(
-        x=x, y=y, color=colour, tooltip=["rules:N", "line:N", "size:Q", alt.Tooltip("value:Q", format=".3g")]
-    ).properties(width=200, height=180, title=alt.Title(title, anchor="start", frame="group", fontSize=12))
+    chart, hidden = alt.Chart(points).mark_line(point=alt.OverlayMarkDef(size=28)), hiding("line")
+    tips = ["rules:N", "line:N", "size:Q", alt.Tooltip("value:Q", format=".3g")]
+    encoded = chart.encode(x=x, y=y, color=colour, opacity=seen(hidden), tooltip=tips).add_params(hidden)
+    drawn: alt.Chart = encoded.properties(
+        width=200, height=180, title=alt.Title(title, anchor="start", frame="group", fontSize=12)
+    )
     return drawn
 
 
@@ -144,16 +142,19 @@ def laziness_chart(frame: pl.DataFrame, verdicts: list[LazyVerdict]) -> alt.Laye
         scale=alt.Scale(range=OKABE_ITO),
         legend=alt.Legend(labelLimit=320, symbolOpacity=1),
     )
-    base = alt.Chart(points).encode(x=x, color=colour)
-    band = base.mark_area(opacity=0.2).encode(y=alt.Y("low:Q", title="|Δh - Δh_lin| / |Δh_lin|"), y2="high:Q")
-    line = base.mark_line().encode(y=y)
+    hidden = hiding("line")
+    base = alt.Chart(points).encode(x=x, color=colour, opacity=seen(hidden))
+    band = base.mark_area().encode(
+        opacity=seen(hidden, 0.2), y=alt.Y("low:Q", title="|Δh - Δh_lin| / |Δh_lin|"), y2="high:Q"
+    )
+    line = base.mark_line().encode(y=y).add_params(hidden)
     shape = alt.Shape(
         "overflows:N",
         scale=alt.Scale(domain=[False, True], range=["circle", "triangle-up"]),
         legend=None,
     )
-    marks = base.mark_point(filled=True, opacity=1).encode(
-        size=alt.Size("overflows:N", scale=alt.Scale(domain=[False, True], range=[45, 150]), legend=None),
+    marks = base.mark_point(filled=True).encode(
+        size=alt.condition("datum.overflows", alt.value(150), alt.value(45)),
         y=y,
         shape=shape,
         tooltip=["rules:N", "depth:Q", "middle:Q"],

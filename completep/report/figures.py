@@ -1,7 +1,8 @@
 """Frame in, chart out; and a chart as the bytes of a file."""
 
 import io
-from typing import Literal
+from itertools import count
+from typing import Any, Literal
 
 import altair as alt
 import polars as pl
@@ -16,6 +17,20 @@ def render(chart: alt.TopLevelMixin, kind: Literal["html", "svg", "png", "pdf"])
     text = io.StringIO()
     chart.save(text, format=kind, inline=kind == "html")
     return text.getvalue().encode()
+
+
+COUNTER = count()
+
+
+def hiding(field: str) -> alt.Parameter:
+    """A click on the legend hides that series, another brings it back."""
+    name = f"hide_{field}_{next(COUNTER)}"  # altair would make one of two that look alike
+    hidden: alt.Parameter = alt.selection_point(name=name, fields=[field], bind="legend", toggle="true", empty=False)
+    return hidden
+
+
+def seen(hidden: alt.Parameter, opacity: float = 1) -> Any:
+    return alt.condition(hidden, alt.value(0), alt.value(opacity))
 
 
 def depth_chart(frame: pl.DataFrame) -> alt.LayerChart:

@@ -7,7 +7,6 @@ the legend hides a series.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
 import altair as alt
@@ -17,12 +16,12 @@ from completep import paper
 from completep.measure.transfer import Transfer
 from completep.report import check_figures
 from completep.report.check_figures import OKABE_ITO
+from completep.report.figures import hiding, seen
 from completep.study.design import Outcome, Study
 from completep.study.findings import Shapes, named
 
 Panel = Any  # altair's charts: a layer of marks, or several
 WIDTH, HEIGHT = 250, 230
-COUNTER = count()
 SYMBOL = {"lr": "base learning rate η", "std": "base init std σ", "eps": "base ε", "tau": "τ", "weight_decay": "base λ"}
 ALWAYS = dict(
     zip(("mup", "alpha=0.5", "completep", "sp", "flat-eps=1"), OKABE_ITO, strict=False)
@@ -53,17 +52,6 @@ def figures(study: Study, data: Any, outcome: Outcome) -> list[Figure]:
 
 
 # What panels are made of --------------------------------------------------------------------------------------------------------
-
-
-def hiding(field: str) -> alt.Parameter:
-    """A click on the legend hides that series, another brings it back."""
-    name = f"hide_{field}_{next(COUNTER)}"  # altair would make one of two that look alike
-    hidden: alt.Parameter = alt.selection_point(name=name, fields=[field], bind="legend", toggle="true", empty=False)
-    return hidden
-
-
-def seen(hidden: alt.Parameter) -> Any:
-    return alt.condition(hidden, alt.value(0), alt.value(1))
 
 
 def ordered(field: str, title: str, values: Sequence[Any]) -> alt.Color:
@@ -539,7 +527,11 @@ def horizon(study: Study, frame: pl.DataFrame, outcome: Outcome) -> list[Figure]
 
 
 def coordinates(study: Study, found: Any, outcome: Outcome) -> list[Figure]:
-    return [Figure(study.name, study.question, (check_figures.coordinate_chart(found, outcome.detail, "depth"),))]
+    above, below = check_figures.coordinate_panels(found, outcome.detail, "depth")
+    return [
+        Figure(f"{study.name}-1", study.question, tuple(above)),
+        Figure(f"{study.name}-2", "How far does each role's update alone move the stream or the logits?", tuple(below)),
+    ]
 
 
 def laziness(study: Study, frame: pl.DataFrame, outcome: Outcome) -> list[Figure]:

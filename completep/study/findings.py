@@ -52,7 +52,7 @@ def find_transfer(hyperparameter: str, base: Shape) -> Callable[[pl.DataFrame], 
     """The base's best value at every depth: only CompleteP keeps it."""
 
     def find(frame: pl.DataFrame) -> Outcome:
-        verdicts = transfer.judge(done(frame), hyperparameter, base)
+        verdicts = judged(frame, hyperparameter, base)
         words = {t.rules: t.word for t in verdicts}
         sentence = "; ".join(_told(t) for t in verdicts)
         return Outcome(_only_completep(words), sentence, transfer_table(verdicts), verdicts)
@@ -60,11 +60,18 @@ def find_transfer(hyperparameter: str, base: Shape) -> Callable[[pl.DataFrame], 
     return find
 
 
+def judged(frame: pl.DataFrame, hyperparameter: str, base: Shape) -> list[transfer.Transfer]:
+    """Against the base; against the smallest shape where the base was left out."""
+    ended = done(frame)
+    there = ended.filter((pl.col("width") == base.width) & (pl.col("depth") == base.depth)).height
+    return transfer.judge(ended, hyperparameter, base if there else None)
+
+
 def find_transfer_once(base: Shape) -> Callable[[pl.DataFrame], Outcome]:
     """From one seed, without intervals: what does the base's best η cost in the deepest model?"""
 
     def find(frame: pl.DataFrame) -> Outcome:
-        verdicts = transfer.judge(done(frame), "lr", base)
+        verdicts = judged(frame, "lr", base)
         deepest = {t.rules: max(t.shapes, key=lambda s: s.shape.depth) for t in verdicts if t.shapes}
         words: dict[str, verdict.Word] = {
             r: "PASS" if at.regret <= 100 * COMPETITIVE else "FAIL" for r, at in deepest.items()
@@ -126,9 +133,7 @@ def find_optimal_transfer(base_depth: int) -> Callable[[pl.DataFrame], Outcome]:
     """Compute-optimal runs are less sensitive; at the base's best η the deepest CompleteP has the lowest loss."""
 
     def find(frame: pl.DataFrame) -> Outcome:
-        frame = done(frame)
-        base = Shape(int(frame["width"][0]), base_depth)
-        verdicts = transfer.judge(frame, "lr", base)
+        verdicts = judged(frame, "lr", Shape(int(frame["width"][0]), base_depth))
         deepest = (
             max(s.shape.depth for t in verdicts for s in t.shapes) if any(t.shapes for t in verdicts) else base_depth
         )

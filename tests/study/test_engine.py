@@ -1,6 +1,7 @@
 """The local engine: every run once, through crashes, kills and rivals; what fails is told and does not stop the rest."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -84,29 +85,47 @@ def test_what_another_process_holds_is_waited_for(data, tmp_path):
     assert events == []
 
 
-def test_killed_at_random_moments_and_restarted(data, tmp_path):
-    """Kill the whole engine again and again; in the end the frame equals an undisturbed one."""
-    runs = [with_data(small_run(data, seed=seed)) for seed in range(8)]
+def test_sixty_runs_killed_at_twenty_random_moments(data, tmp_path):
+    """Kill everything with -9 again and again; in the end the frame equals an undisturbed one, and nothing was lost or redone."""
+    runs = [with_data(small_run(data, seed=seed)) for seed in range(60)]
     script = tmp_path / "study.py"
     script.write_text(
         "from tests.study.test_engine import *\n"
         f"if __name__ == '__main__': engine(Path({str(tmp_path / 'store')!r})).run("
-        f"[small_run(Path({str(data)!r}), seed=s) for s in range(8)])"
+        f"[small_run(Path({str(data)!r}), seed=s) for s in range(60)])"
     )
-    for moment in (3.0, 3.6, 4.4, 5.0):
+    moments, written = random.Random(0), {}
+    for _ in range(20):
         with subprocess.Popen(
             [sys.executable, str(script)],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             start_new_session=True,
             stderr=subprocess.DEVNULL,
         ) as study:
-            time.sleep(moment)
+            time.sleep(moments.uniform(2.5, 5.5))
             os.killpg(study.pid, signal.SIGKILL)
+        now = {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in (tmp_path / "store").glob("*/result.json")}
+        assert written.items() <= now.items()  # what was done stays, and is not done again
+        written = now
+    assert written  # the kills struck in the middle of the work, not only before it
     assert engine(tmp_path / "store").run(runs) == []
     assert engine(tmp_path / "calm").run(runs) == []
     columns = ["run", "status", "step", "train_loss", "validation_loss"]
     stormy, calm = (Store(tmp_path / name).frame([({}, r) for r in runs]).select(columns) for name in ("store", "calm"))
+    assert stormy["status"].to_list() == ["done"] * 60
     assert stormy.equals(calm)
+    assert len(list((tmp_path / "store").glob("*/result.json"))) == 60
+
+
+def test_several_ranks_are_started_by_torchrun(data, tmp_path):
+    """Two processes for one run give the loss of one."""
+    run = with_data(small_run(data))
+    assert engine(tmp_path / "two", workers=1, ranks=2).run([run]) == []
+    assert engine(tmp_path / "one").run([run]) == []
+    two, one = (Store(tmp_path / name).result(run) for name in ("two", "one"))
+    assert two["validation_loss"] == pytest.approx(one["validation_loss"], abs=1e-5)
+    assert not (Store(tmp_path / "two").folder(run) / "checkpoints").exists()
+    assert (Store(tmp_path / "two").folder(run) / "model.safetensors").exists()
 
 
 def test_memory_is_planned_for(data, tmp_path):

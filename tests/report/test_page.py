@@ -1,0 +1,192 @@
+"""The report in a real browser: charts drawn without an error, legends that hide, nothing cut off, nothing from outside run."""
+
+import json
+import math
+import re
+import shutil
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from completep.report import study_figures
+from completep.report.page import page
+from completep.report.study_files import settings, write_study
+from completep.study.design import Outcome
+from completep.study.named import STUDIES, small_transfer, study_named
+from completep.study.scale import LAPTOP
+from tests.study.test_findings import dynamics_frame, eps_frame, grid_frame, shape_frame, tau_frame, transfer_frame
+
+DRIFT = {"mup": -0.5, "alpha=0.5": 0.5, "completep": 0.0}
+
+
+def made(name):
+    """(study, data, outcome) from made-up losses."""
+    study = small_transfer(LAPTOP, 0) if name == "demo" else study_named(name, LAPTOP)
+    frames = {
+        "eps-transfer": lambda: eps_frame({"completep": {2: 1e-4, 16: 1e-4}, "flat-eps=1": {2: 1e-4, 16: 1e-5}}),
+        "dynamics": lambda: dynamics_frame(
+            {r: {2: 2.0, 8: 1.9, 32: x} for r, x in zip(DRIFT, (2.3, 2.1, 1.8), strict=True)}
+        ),
+        "shape": lambda: shape_frame({"mup": 0.004, "alpha=0.5": 0.002, "completep": 0.0}),
+        "tau": lambda: tau_frame({"mup": 0.5, "alpha=0.5": 0.2, "completep": -0.4}).with_columns(shape=pl.lit("32x4")),
+        "lr-wd-grid": lambda: grid_frame(-1.0),
+        "horizon": lambda: shape_frame(dict.fromkeys(DRIFT, 0.0)),
+        "init-transfer": lambda: transfer_frame(DRIFT).rename({"lr": "std"}),
+    }
+    frames |= {n: lambda: measured(name) for n in ("coordinates", "laziness")}
+    data = frames.get(name, lambda: with_divergence(transfer_frame(DRIFT)))()
+    return study, data, study.find(data)
+
+
+def with_divergence(frame):
+    lost = (pl.col("rules") == "mup") & (pl.col("lr") > 2**-4)
+    return frame.with_columns(loss=pl.when(lost).then(math.nan).otherwise("loss"))
+
+
+def measured(name):
+    """A measurement so small that it takes seconds."""
+    study = study_named(name, LAPTOP).narrowed(
+        ["depth=2,4,8" if name == "coordinates" else "depth=16,32,64", "seed=0,1"]
+    )
+    return study.measure(**study.axes, workers=1, progress=lambda *_: None)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("pages")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs the extra `test`")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no Chromium on this machine: apt-get install chromium")
+    with sync_api.sync_playwright() as p:
+        quiet = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+        running = p.chromium.launch(executable_path=chromium, args=quiet)
+        yield running
+        running.close()
+
+
+def opened(browser, path: Path, width: int, **options):
+    tab = browser.new_page(viewport={"width": width, "height": 900}, **options)
+    said = []
+    tab.on("console", lambda m: said.append(m.text) if m.type in ("error", "warning") else None)
+    tab.on("pageerror", lambda e: said.append(str(e)))
+    tab.on("request", lambda r: said.append(r.url) if not r.url.startswith("file://") else None)
+    tab.goto(path.as_uri())
+    tab.wait_for_selector("body[data-drawn=yes]", timeout=30_000)
+    return tab, said
+
+
+@pytest.mark.parametrize("name", ["demo", *STUDIES])
+def test_every_study_is_drawn_whole(name, browser, folder):
+    study, data, outcome = made(name)
+    files = write_study(study, data, outcome, {"data": "python"}, f"completep study {name}", folder)
+    assert files[0].name == "report.html"
+    assert {f.suffix for f in files} == {".html", ".svg", ".png", ".pdf", ".csv"}
+    panels = sum(len(f.panels) for f in study_figures.figures(study, data, outcome))
+    for width in (390, 1440):
+        tab, said = opened(browser, files[0], width)
+        assert said == []
+        assert tab.locator(".panel svg.marks").count() == panels
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width  # nothing reaches past the window
+        # and whatever scrolls inside of it is a figure or a table; all else is seen whole
+        cut = tab.evaluate(
+            """() => [...document.querySelectorAll("h1, h2, p, dt, dd, pre, summary, .verdict")]
+                .filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.textContent)"""
+        )
+        assert cut == []
+        assert outcome.sentence in tab.locator(".verdict").inner_text().replace("\n", " ")
+        tab.close()
+
+
+def test_panels_fit_a_phone(browser, folder):
+    files = write_study(*made("lr-transfer"), {}, "x", folder)
+    tab, _ = opened(browser, files[0], 390)
+    wide = tab.evaluate(
+        "[...document.querySelectorAll('.panel')].filter(e => e.scrollWidth > e.clientWidth + 1).length"
+    )
+    assert wide == 0
+
+
+def test_a_click_on_the_legend_hides_a_series_and_another_brings_it_back(browser, folder):
+    files = write_study(*made("lr-transfer"), {}, "x", folder)
+    tab, said = opened(browser, files[0], 1440)
+    panel = tab.locator(".panel").first
+
+    def visible():
+        """Lines by their colours, where they are seen."""
+        return panel.evaluate(
+            """p => [...p.querySelectorAll(".mark-line path")]
+                .filter(e => e.getAttribute("d") && getComputedStyle(e).opacity > 0.5).map(e => e.getAttribute("stroke"))"""
+        )
+
+    before = visible()
+    assert len(before) == 3
+    entry = panel.locator(".role-legend-label text", has_text=re.compile("^8$"))
+    entry.click()
+    tab.wait_for_timeout(300)
+    assert len(visible()) == 2
+    assert set(visible()) < set(before)
+    entry.click()
+    tab.wait_for_timeout(300)
+    assert visible() == before
+    assert said == []
+
+
+def test_dark_and_print(browser, folder):
+    files = write_study(*made("lr-transfer"), {}, "x", folder)
+    colours = {}
+    for scheme in ("light", "dark"):
+        tab, _ = opened(browser, files[0], 1440, color_scheme=scheme)
+        colours[scheme] = tab.evaluate(
+            """() => [getComputedStyle(document.body).backgroundColor,
+                getComputedStyle(document.querySelector(".panel .role-axis-label text")).fill]"""
+        )
+    assert colours["light"] == ["rgb(255, 255, 255)", "rgb(28, 29, 32)"]
+    assert colours["dark"] == ["rgb(22, 24, 28)", "rgb(232, 234, 237)"]
+    tab.emulate_media(media="print")
+    tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    tab.wait_for_timeout(500)
+    ink = tab.evaluate("getComputedStyle(document.querySelector('.panel .role-axis-label text')).fill")
+    assert ink == "rgb(28, 29, 32)"  # dark ink on paper, also from a dark screen
+
+
+EVIL = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+
+
+def test_nothing_that_came_from_outside_is_run(browser, tmp_path):
+    study, data, outcome = made("lr-transfer")
+    study = study.narrowed([])
+    data = data.with_columns(note=pl.lit(EVIL), rules=pl.col("rules").replace({"mup": EVIL}))
+    outcome = study.find(data)
+    outcome = Outcome(outcome.agreement, EVIL, outcome.table.with_columns(note=pl.lit(EVIL)), outcome.detail)
+    drawn = study_figures.figures(study, data, outcome)
+    text = page(study, outcome, drawn, {EVIL: EVIL}, EVIL, data)
+    path = tmp_path / "evil.html"
+    path.write_text(text)
+    tab, said = opened(browser, path, 1440)
+    assert tab.title() == "lr-transfer · completep"
+    assert said == []
+    assert EVIL in tab.locator(".verdict").inner_text()  # shown as it is
+
+
+def test_numbers_in_the_files_are_those_of_the_frame(folder):
+    study, data, outcome = made("lr-transfer")
+    files = write_study(study, data, outcome, {}, "x", folder)
+    runs = pl.read_csv(next(f for f in files if f.name == "runs.csv"))
+    assert runs["lr"].to_list() == data["lr"].to_list()
+    assert runs.height == data.height
+    assert pl.read_csv(next(f for f in files if f.name == "outcome.csv")).height == outcome.table.height
+
+
+def test_settings_name_what_varies_and_what_does_not():
+    told = settings([run for _, run in study_named("lr-transfer", LAPTOP).runs()])
+    assert told["depths"] == "2, 8, 32"
+    assert told["base (width × depth)"] == "64 × 2"
+    assert told["steps"] == "150"
+    assert "python (bytes)" in told["data"]
+    assert json.dumps(told)
