@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -99,11 +100,27 @@ def test_audit_exit_codes(file, capsys):
     assert {"name", "role", "quantity", "expected", "found", "factor", "cause"} <= data["departures"][0].keys()
 
 
-def test_demo_runs_and_keeps_its_files_apart(tmp_path, capsys):
-    words = ["demo", "--depths", "2", "4", "8", "16", "--out", str(tmp_path), "--json"]
-    assert main(words) == 0
+def test_the_coordinate_check_blames_what_is_wrong(tmp_path, capsys):
+    words = [
+        "check",
+        "--depths",
+        "2",
+        "4",
+        "8",
+        "16",
+        "--widths",
+        "64",
+        "--args",
+        "head_size=16",
+        "--time",
+        "64",
+        "--seeds",
+        "2",
+    ]
+    words += ["--rules", "mup", "literature=0.5", "alpha=0.5", "completep", "--out", str(tmp_path), "--json"]
+    assert main(words) == 1
     first = json.loads(capsys.readouterr().out)
-    assert main(words) == 0
+    assert main(words) == 1
     second = json.loads(capsys.readouterr().out)
     assert first["verdicts"]["muP"] == first["verdicts"]["literature alpha=0.5"] == "FAIL"
     assert (
@@ -114,6 +131,20 @@ def test_demo_runs_and_keeps_its_files_apart(tmp_path, capsys):
     assert not first["culprits"]["CompleteP"]
     assert first["findings"] == second["findings"]
     assert not {*first["files"]} & {*second["files"]}
+
+
+def test_the_demo_tunes_at_the_base_and_reports(tmp_path, capsys):
+    """The real thing with shallow models: another seed gives other losses."""
+    answers = []
+    for seed in (0, 1):
+        assert main(["demo", "--depths", "2", "4", "--seed", str(seed), "--out", str(tmp_path), "--json"]) == 0
+        answers.append(json.loads(capsys.readouterr().out))
+    first, second = ([row["loss_at_base_best"] for row in a["table"]] for a in answers)
+    assert all(1.8 < loss < 3 for loss in first + second)
+    assert not set(first) & set(second)
+    assert answers[0]["table"][0]["best_lr"] == pytest.approx(answers[1]["table"][0]["best_lr"], rel=1.0)
+    assert "tuned at depth 2" in answers[0]["sentence"]
+    assert "completep demo --seed 0" in Path(answers[0]["files"][0]).read_text()
 
 
 @pytest.mark.parametrize(
@@ -134,9 +165,11 @@ def test_demo_runs_and_keeps_its_files_apart(tmp_path, capsys):
         (["explain", "[/red]:{file}", *SIZES], "[/red]"),
         (["explain", "{file}:large", "--base-shape", "64", "2"], "more than 300,000,000"),
         (["audit", "{file}:model", *SIZES], "let it return (model, optimizer)"),
-        (["demo", "--depths", "2"], "one shape has no slope"),
+        (["check", "--depths", "2", "--widths", "64"], "one shape has no slope"),
+        (["check", "--depths", "0", "2"], "of at least 1"),
+        (["demo", "--depths", "2"], "one depth has nothing to transfer to"),
         (["demo", "--depths", "0", "2"], "of at least 1"),
-        (["demo", "--depths", "1", "2", "--out", "/proc/nowhere"], "cannot create"),
+        (["demo", "--depths", "2", "4", "--out", "/proc/nowhere"], "cannot write /proc/nowhere"),
     ],
 )
 def test_mistakes_are_told_without_a_traceback(file, capsys, words, message):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from completep.cli.shared import Words, console, print_json
-from completep.config import Data, Run
+from completep.config import Data, Run, Shape
 from completep.errors import UserError
 
 if TYPE_CHECKING:
@@ -154,7 +154,12 @@ def study_status(
 
 
 def demo(
-    full: bool = False, seed: int = 0, workers: int | None = None, out: Path = Path("runs"), json: bool = False
+    full: bool = False,
+    depths: tuple[int, ...] = (2, 8, 32),
+    seed: int = 0,
+    workers: int | None = None,
+    out: Path = Path("runs"),
+    json: bool = False,
 ) -> int:
     """Tune the learning rate at depth 2, then use it at depths 8 and 32: where does it stay the best? A few minutes on two cores.
 
@@ -164,6 +169,7 @@ def demo(
 
     Args:
         full: the whole grid with three seeds, which gives intervals and a verdict: half an hour.
+        depths: numbers of layers; the first is the base.
         seed: of the initial weights and the order of the data.
         workers: runs at a time; by default one a core.
         out: runs are kept in the folder `store` here, and the report in a new folder beside it.
@@ -173,11 +179,14 @@ def demo(
     from completep.study.scale import LAPTOP
     from completep.study.store import Store
 
-    chosen = lr_transfer(LAPTOP) if full else small_transfer(LAPTOP, seed)
+    if len(set(depths)) < 2:
+        raise UserError("one depth has nothing to transfer to", fix="--depths 2 8 32")
+    scale = replace(LAPTOP, base=Shape(LAPTOP.base.width, depths[0]), depths=tuple(dict.fromkeys(depths)))
+    chosen = lr_transfer(scale) if full else small_transfer(scale, seed)
     store = Store(out / "store")
     store.open()
     runs, failed = conduct(chosen, store, "grid" if full else "bracket", "local", workers, 1, None)
-    command = "completep demo" + (" --full" if full else f" --seed {seed}")
+    command = "completep demo" + (" --full" if full else f" --seed {seed}") + f" --depths {' '.join(map(str, depths))}"
     code = write_report(chosen, store, runs, out, command, json)
     return 1 if failed else code
 

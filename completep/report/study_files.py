@@ -1,4 +1,4 @@
-"""What a study leaves behind: a page, its figures as SVG, PNG and PDF, and its numbers as CSV, in a folder of their own."""
+"""What a study leaves behind in a folder of its own: a page (HTML, Markdown), figures (SVG, PNG, PDF), numbers (CSV)."""
 
 import platform
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from completep import __version__
 from completep.config import Run
 from completep.files import fresh_folder, write_new
 from completep.report import figures
+from completep.report.markdown import markdown
 from completep.report.page import page
 from completep.report.study_figures import figures as draw
 from completep.study.design import Outcome, Study
@@ -61,9 +62,12 @@ def write_study(study: Study, data: Any, outcome: Outcome, said: dict[str, str],
     }
     frames = {"runs": data} if isinstance(data, pl.DataFrame) else {"stream": data.stream, "roles": data.roles}
     listed = data if isinstance(data, pl.DataFrame) and data.height <= 2000 else None
-    text = page(study, outcome, drawn, {**(said or axes), **versions()}, command, listed)
+    facts = {**(said or axes), **versions()}
+    text = page(study, outcome, drawn, facts, command, listed)
     folder = fresh_folder(out, study.name)
     written = [write_new(folder / "report.html", text)]
+    tables = [f"{name}.csv" for name in frames]
+    written.append(write_new(folder / "report.md", markdown(study, outcome, drawn, facts, command, tables)))
     for figure in drawn:
         written += [write_new(folder / f"{figure.name}.{kind}", figures.render(figure.chart(), kind)) for kind in KINDS]
     written.append(write_new(folder / "outcome.csv", outcome.table.write_csv()))

@@ -24,7 +24,7 @@ RULES = ("mup", "alpha=0.5", "completep")
 def lr_transfer(s: Scale) -> Sweep:
     return Sweep(
         "lr-transfer",
-        "Does the learning rate that is best at depth 2 stay the best?",
+        f"Does the learning rate that is best at depth {s.base.depth} stay the best?",
         "Only under CompleteP: the optimum stays and deeper models are better; SP, muP and alpha=0.5 drift.",
         {"rules": RULES, "depth": s.depths, "lr": s.lrs, "seed": s.seeds},
         run=lambda rules, depth, lr, seed: s.fixed_tokens(rules, depth, seed, lr=lr, std=s.std),
@@ -45,7 +45,7 @@ def small_transfer(s: Scale, seed: int) -> Sweep:
 def init_transfer(s: Scale) -> Sweep:
     return Sweep(
         "init-transfer",
-        "Does the init standard deviation that is best at depth 2 stay the best?",
+        f"Does the init standard deviation that is best at depth {s.base.depth} stay the best?",
         "Only under CompleteP: the optimum stays and deeper models are better; SP, muP and alpha=0.5 drift.",
         {"rules": RULES, "depth": s.few_depths, "std": s.stds, "seed": s.seeds},
         run=lambda rules, depth, std, seed: s.fixed_tokens(rules, depth, seed, lr=s.lr, std=std),

@@ -7,7 +7,7 @@ that somebody is at work on is held by a lock that the kernel drops with its own
 import fcntl
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -57,8 +57,11 @@ class Store:
         if not manifest.exists():
             if self.root.exists() and any(self.root.iterdir()):
                 raise UserError(f"{self.root} is no run store, and not empty", fix="choose another --out")
-            with suppress(UserError):  # somebody else was faster
+            try:
                 write_new(manifest, json.dumps({"format": FORMAT, "completep": __version__}) + "\n")
+            except UserError:
+                if not manifest.exists():  # else somebody was faster
+                    raise
         try:
             found = json.loads(read_text(manifest))["format"]
         except (json.JSONDecodeError, KeyError, TypeError):

@@ -86,7 +86,7 @@ def test_every_study_is_drawn_whole(name, browser, folder):
     study, data, outcome = made(name)
     files = write_study(study, data, outcome, {"data": "python"}, f"completep study {name}", folder)
     assert files[0].name == "report.html"
-    assert {f.suffix for f in files} == {".html", ".svg", ".png", ".pdf", ".csv"}
+    assert {f.suffix for f in files} == {".html", ".md", ".svg", ".png", ".pdf", ".csv"}
     panels = sum(len(f.panels) for f in study_figures.figures(study, data, outcome))
     for width in (390, 1440):
         tab, said = opened(browser, files[0], width)
@@ -190,3 +190,16 @@ def test_settings_name_what_varies_and_what_does_not():
     assert told["steps"] == "150"
     assert "python (bytes)" in told["data"]
     assert json.dumps(told)
+
+
+def test_markdown_says_the_same_and_stays_text(folder):
+    study, data, outcome = made("lr-transfer")
+    evil = Outcome(outcome.agreement, EVIL + " | `x` *y*", outcome.table, outcome.detail)
+    files = write_study(study, data, evil, {"data": "a|b"}, "completep study lr-transfer", folder)
+    text = next(f for f in files if f.name == "report.md").read_text()
+    assert "<script>" not in text
+    assert r"a\|b" in text
+    assert f"![{study.question}](lr-transfer.svg)" in text
+    assert text.count("\n| ") == outcome.table.height + 2
+    for name in re.findall(r"\]\(([^)]+)\)", text):
+        assert (files[0].parent / name).exists()
