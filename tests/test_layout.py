@@ -21,9 +21,10 @@ FLOW = [
         "data",
         "train",
         "measure",
+        "integrations",
         "study",
     ),
-    *("report", "integrations", "cli", "__main__"),
+    *("report", "cli", "__main__"),
 ]
 FILES = sorted(PACKAGE.rglob("*.py"))
 

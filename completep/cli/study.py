@@ -32,6 +32,7 @@ def study(
     ranks: int = 1,
     address: str | None = None,
     data: str | None = None,
+    items: Path | None = None,
     out: Path = Path("runs"),
     json: bool = False,
 ) -> int:
@@ -52,6 +53,7 @@ def study(
         ranks: processes (GPUs) of each run, started by torchrun.
         address: of a Ray cluster; by default one is started here.
         data: a folder that `completep prepare` wrote, instead of the built-in corpus.
+        items: for downstream: a folder of local items, as for completep evaluate, instead of the hub's data sets.
         out: runs are kept in the folder `store` here, and the report in a new folder beside it.
         json: print JSON.
     """
@@ -60,12 +62,12 @@ def study(
 
     if name is None:
         return list_studies(scale, json)
-    chosen = which(name, scale, data).narrowed(set)
+    chosen = which(name, scale, data, items).narrowed(set)
     store = Store(out / "store")
     store.open()
     if dry_run:
         return show_plan(chosen, store, workers, json)
-    command = rerun_command("study", name, scale, set, data)
+    command = rerun_command("study", name, scale, set, data, items)
     if not isinstance(chosen, Sweep):
         return measure_and_report(chosen, workers, out, command, json)
     if search == "bracket" and chosen.swept is None:
@@ -86,6 +88,7 @@ def report(
     scale: ScaleName = "laptop",
     set: Words = (),
     data: str | None = None,
+    items: Path | None = None,
     out: Path = Path("runs"),
     json: bool = False,
 ) -> int:
@@ -98,20 +101,21 @@ def report(
         scale: laptop or paper.
         set: other values of an axis, as for completep study.
         data: as for completep study.
+        items: as for completep study.
         out: where the runs are; the report goes into a new folder beside them.
         json: print JSON.
     """
     from completep.study.design import Sweep
     from completep.study.store import Store
 
-    chosen = which(name, scale, data).narrowed(set)
+    chosen = which(name, scale, data, items).narrowed(set)
     if not isinstance(chosen, Sweep):
         raise UserError(
             f"{name} keeps no runs to report on", fix=f"completep study {name} measures and reports at once"
         )
     store = Store(out / "store")
     store.open()
-    command = rerun_command("study", name, scale, set, data)
+    command = rerun_command("study", name, scale, set, data, items)
     return write_report(chosen, store, ready(chosen.runs()), out, command, json)
 
 
@@ -191,11 +195,11 @@ def demo(
     return 1 if failed else code
 
 
-def which(name: str, scale: ScaleName, data: str | None) -> "Study":
+def which(name: str, scale: ScaleName, data: str | None = None, items: Path | None = None) -> "Study":
     from completep.study.named import study_named
     from completep.study.scale import SCALES
 
-    chosen = SCALES[scale]
+    chosen = replace(SCALES[scale], items=items)
     if data is not None:
         from completep.train.loop import open_corpus
 
@@ -341,9 +345,12 @@ def tell(chosen: "Study", outcome: Any, files: list[Path], json: bool) -> int:
     return 0
 
 
-def rerun_command(command: str, name: str, scale: str, words: Sequence[str], data: str | None) -> str:
+def rerun_command(
+    command: str, name: str, scale: str, words: Sequence[str], data: str | None, items: Path | None
+) -> str:
     import shlex
 
     parts = ["completep", command, name, "--scale", scale]
     parts += ["--set", *words] if words else []
-    return shlex.join([*parts, *(["--data", data] if data else [])])
+    parts += ["--data", data] if data else []
+    return shlex.join([*parts, *(["--items", str(items)] if items else [])])

@@ -26,7 +26,7 @@ from completep.errors import UserError
 from completep.measure.pool import each
 from completep.measure.subject import python_bytes
 from completep.measure.verdict import Slope, Word, fit
-from completep.model.gpt import alibi_mask, gpt
+from completep.model.gpt import gpt
 from completep.rules.parametrize import parametrize
 from completep.rules.table import Role, Rules
 
@@ -179,12 +179,13 @@ def transformer_block(
         start = tuple(p.detach() for p in named.values())
         with torch.no_grad():
             x = model.embedding(inputs)
-            mask = alibi_mask(model.config.heads, inputs.shape[1], x.device, x.dtype)
+            place = torch.arange(inputs.shape[1])[None]
+            mask = model.mask(place, None, x.dtype)
             for earlier in model.blocks[: depth // 2]:
-                x = earlier(x, mask)
+                x = earlier(x, mask, place)
 
         def after(*values: Tensor) -> Tensor:
-            moved: Tensor = functional_call(block, dict(zip(named, values, strict=True)), (x, mask))
+            moved: Tensor = functional_call(block, dict(zip(named, values, strict=True)), (x, mask, place))
             return moved
 
         return _lazy(rules, depth, seed, after, start, moves, False)

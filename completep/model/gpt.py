@@ -5,6 +5,8 @@ It knows multipliers, not exponents: `set_multipliers` takes two numbers, the ru
 Shapes: B batch, T time, N width, H heads, D head size, F feed-forward width, V vocabulary.
 """
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -29,19 +31,31 @@ def alibi_slopes(heads: int) -> Tensor:
     return torch.tensor(powers(closest) + powers(2 * closest)[0::2][: heads - closest])
 
 
-def alibi_mask(heads: int, time: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Causal mask with a penalty linear in distance, 4-D: a 3-D one misses the fast CPU kernel."""
-    t = torch.arange(time, device=device)
-    distance_TT = (t[:, None] - t[None, :]).to(dtype)
-    mask_HTT = -alibi_slopes(heads).to(device, dtype)[:, None, None] * distance_TT
-    return mask_HTT.masked_fill(distance_TT < 0, float("-inf"))[None]
+def alibi_mask(heads: int, distance_BTT: Tensor, dtype: torch.dtype) -> Tensor:
+    """A penalty linear in distance; what lies ahead (a negative distance) is hidden. 4-D: a 3-D mask misses the fast CPU kernel."""
+    slopes_H11 = alibi_slopes(heads).to(distance_BTT.device, dtype)[:, None, None]
+    mask_BHTT = -slopes_H11 * distance_BTT.to(dtype)[:, None]
+    return mask_BHTT.masked_fill((distance_BTT < 0)[:, None], float("-inf"))
 
 
-def rotate(x_BHTD: Tensor) -> Tensor:
+@dataclass(frozen=True)
+class Places:
+    """Where tokens stand when they do not simply follow one another: several endings of one beginning, for instance."""
+
+    position_BT: Tensor
+    sees_BTT: Tensor  # which token may look at which
+
+    def distance(self) -> Tensor:
+        """How far back each token looks at each other; -1 where it may not."""
+        distance_BTT = self.position_BT[:, :, None] - self.position_BT[:, None, :]
+        return distance_BTT.masked_fill(~self.sees_BTT, -1)
+
+
+def rotate(x_BHTD: Tensor, position_BT: Tensor) -> Tensor:
     """Rotary positions (Su et al. 2021), halves rotated against each other."""
-    *_, time, size = x_BHTD.shape
+    size = x_BHTD.shape[-1]
     frequency = 10000 ** (-torch.arange(0, size, 2, device=x_BHTD.device, dtype=torch.float32) / size)
-    angle = torch.arange(time, device=x_BHTD.device, dtype=torch.float32)[:, None] * frequency
+    angle = position_BT.float()[:, None, :, None] * frequency
     cos, sin = angle.cos().to(x_BHTD.dtype), angle.sin().to(x_BHTD.dtype)
     a, b = x_BHTD.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
@@ -58,14 +72,14 @@ class Attention(nn.Module):
         self.q_norm = norm(config, config.head_size) if config.qk_norm else None
         self.k_norm = norm(config, config.head_size) if config.qk_norm else None
 
-    def forward(self, x_BTN: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(self, x_BTN: Tensor, mask: Tensor | None, position_BT: Tensor) -> Tensor:
         batch, time, width = x_BTN.shape
         heads = self.qkv(x_BTN).view(batch, time, 3, -1, self.head_size)
         q_BHTD, k_BHTD, v_BHTD = heads.permute(2, 0, 3, 1, 4).unbind(0)
         if self.q_norm is not None and self.k_norm is not None:
             q_BHTD, k_BHTD = self.q_norm(q_BHTD), self.k_norm(k_BHTD)
         if self.rotary:
-            q_BHTD, k_BHTD = rotate(q_BHTD), rotate(k_BHTD)
+            q_BHTD, k_BHTD = rotate(q_BHTD, position_BT), rotate(k_BHTD, position_BT)
         y_BHTD = F.scaled_dot_product_attention(
             q_BHTD, k_BHTD, v_BHTD, attn_mask=mask, is_causal=mask is None, scale=self.scale
         )
@@ -102,8 +116,8 @@ class Block(nn.Module):
         self.attention_norm, self.attention = norm(config, config.width), Attention(config)
         self.mlp_norm, self.mlp = norm(config, config.width), MLP(config)
 
-    def forward(self, x_BTN: Tensor, mask: Tensor | None) -> Tensor:
-        x_BTN = torch.add(x_BTN, self.attention(self.attention_norm(x_BTN), mask), alpha=self.multiplier)
+    def forward(self, x_BTN: Tensor, mask: Tensor | None, position_BT: Tensor) -> Tensor:
+        x_BTN = torch.add(x_BTN, self.attention(self.attention_norm(x_BTN), mask, position_BT), alpha=self.multiplier)
         return torch.add(x_BTN, self.mlp(self.mlp_norm(x_BTN)), alpha=self.multiplier)
 
 
@@ -139,23 +153,31 @@ class GPT(nn.Module):
     def get_multipliers(self) -> tuple[float, float]:
         return float(self.blocks[0].multiplier), self.logit_multiplier  # type: ignore[arg-type]
 
-    def stream(self, tokens_BT: Tensor) -> Tensor:
+    def stream(self, tokens_BT: Tensor, places: Places | None = None) -> Tensor:
         """The residual stream after the last block."""
         x_BTN: Tensor = self.embedding(tokens_BT)
-        time = tokens_BT.shape[1]
+        position_BT = torch.arange(tokens_BT.shape[1], device=x_BTN.device)[None]
+        if places is not None:
+            position_BT = places.position_BT
         if self.positions is not None:
-            if time > self.config.context:
+            longest = tokens_BT.shape[1] if places is None else int(position_BT.max()) + 1
+            if longest > self.config.context:
                 raise UserError(
-                    f"a sequence of {time} tokens is longer than the {self.config.context} learned positions",
+                    f"a sequence of {longest} tokens is longer than the {self.config.context} learned positions",
                     fix="shorten it, raise context, or use alibi",
                 )
-            x_BTN = x_BTN + self.positions(torch.arange(time, device=tokens_BT.device))
-        mask = (
-            alibi_mask(self.config.heads, time, x_BTN.device, x_BTN.dtype) if self.config.positions == "alibi" else None
-        )
+            x_BTN = x_BTN + self.positions(position_BT)
+        mask = self.mask(position_BT, places, x_BTN.dtype)
         for block in self.blocks:
-            x_BTN = block(x_BTN, mask)
+            x_BTN = block(x_BTN, mask, position_BT)
         return x_BTN
+
+    def mask(self, position_BT: Tensor, places: Places | None, dtype: torch.dtype) -> Tensor | None:
+        """What attention adds to its logits; None is plain causal attention, which kernels know."""
+        if self.config.positions == "alibi":
+            plain = position_BT[:, :, None] - position_BT[:, None, :]
+            return alibi_mask(self.config.heads, plain if places is None else places.distance(), dtype)
+        return None if places is None else places.sees_BTT[:, None]
 
     def forward(self, tokens_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:
         """Logits; with targets, their mean cross-entropy instead, without ever holding all logits at once."""

@@ -147,7 +147,8 @@ def heading(title: str, why: str = "") -> alt.Title:
             lines[-1] += " " + word
         else:
             lines.append(word)
-    return alt.Title(title, subtitle=lines or [" "], anchor="start", frame="group", fontSize=12, subtitleFontSize=10)
+    lines += [" "] * (2 - len(lines))  # so that panels side by side stand level
+    return alt.Title(title, subtitle=lines, anchor="start", frame="group", fontSize=12, subtitleFontSize=10)
 
 
 # The studies --------------------------------------------------------------------------------------------------------------------
@@ -526,6 +527,31 @@ def horizon(study: Study, frame: pl.DataFrame, outcome: Outcome) -> list[Figure]
     return [Figure(study.name, study.question, (panel,))]
 
 
+def downstream(study: Study, frame: pl.DataFrame, outcome: Outcome) -> list[Figure]:
+    """A panel per shape: a dot with its standard error for every task and parameterization."""
+    points = outcome.table.with_columns(
+        label=pl.col("rules").map_elements(named, return_dtype=pl.String),
+        low=pl.col("score") - pl.col("stderr"),
+        high=pl.col("score") + pl.col("stderr"),
+    )
+    panels: list[Panel] = []
+    for at in study.axes["shape"]:
+        hidden, mine = hiding("label"), points.filter(pl.col("shape") == at)
+        y = alt.Y("task:N", title=None, sort=mine["task"].unique(maintain_order=True).to_list())
+        colour = by_rules([str(r) for r in study.axes["rules"]])
+        base = alt.Chart(mine).encode(y=y, yOffset="label:N", color=colour, opacity=seen(hidden))
+        dots = base.mark_point(filled=True, size=60).encode(
+            x=alt.X("score:Q", title="accuracy (%)", scale=alt.Scale(zero=False)),
+            tooltip=["label:N", "task:N", "score:Q", "stderr:Q"],
+        )
+        bars = base.mark_rule().encode(x="low:Q", x2="high:Q")
+        title = heading(f"N × L = {str(at).replace('x', ' × ')}", "bars: one standard error")
+        panels.append(
+            alt.layer(bars, dots.add_params(hidden)).properties(width=WIDTH, height=alt.Step(12), title=title)
+        )
+    return [Figure(study.name, study.question, tuple(panels))]
+
+
 def coordinates(study: Study, found: Any, outcome: Outcome) -> list[Figure]:
     above, below = check_figures.coordinate_panels(found, outcome.detail, "depth")
     return [
@@ -551,4 +577,5 @@ DRAWN: dict[str, Callable[[Study, Any, Outcome], list[Figure]]] = {
     "tau": tau,
     "lr-wd-grid": grid,
     "horizon": horizon,
+    "downstream": downstream,
 }

@@ -101,7 +101,7 @@ def number(value: Any) -> str:
         return "–"
     if isinstance(value, bool) or not isinstance(value, float):
         return str(value)
-    return f"{value:.4g}" if math.isfinite(value) else "diverged" if math.isnan(value) else "∞"
+    return f"{value:.4g}" if math.isfinite(value) else "–" if math.isnan(value) else "∞"
 
 
 def to_json(study: Study, outcome: Outcome) -> dict[str, Any]:

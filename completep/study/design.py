@@ -67,6 +67,9 @@ class Sweep(Study):
     find: Callable[[pl.DataFrame], Outcome]
     swept: str | None = None  # the axis along which every curve has its minimum, if that is the question
     history: bool = False  # whether the whole loss curves are wanted, and not only their ends
+    examine: Callable[[Store, Sequence[tuple[Point, Run]]], pl.DataFrame] | None = (
+        None  # what else is asked of the trained models
+    )
 
     def runs(self) -> list[tuple[Point, Run]]:
         """Every point with its run. A point whose setting is impossible says so here, before anything runs."""
@@ -74,6 +77,8 @@ class Sweep(Study):
 
     def frame(self, store: Store, runs: Sequence[tuple[Point, Run]]) -> pl.DataFrame:
         """A row per run (or per step of one): where it lies on the axes, what it was, and what came of it."""
+        if self.examine is not None:
+            return self.examine(store, runs)
         labelled = [({**described(run), **point}, run) for point, run in runs]
         if self.history:
             return store.history(labelled)

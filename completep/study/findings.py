@@ -353,10 +353,34 @@ def find_horizon(frame: pl.DataFrame) -> Outcome:
         agreement, sentence = ranking(dict(part.select("rules", "loss").iter_rows()), f"{width} × {depth}")
         found.append(agreement)
         told.append(sentence)
-    whole: Agreement = (
-        "does not agree" if "does not agree" in found else "agrees" if set(found) == {"agrees"} else UNSEEN
+    return Outcome(_all(found), "; ".join(told), table)
+
+
+def find_downstream(frame: pl.DataFrame) -> Outcome:
+    """The average over tasks with its standard error: is CompleteP's the highest at every shape?"""
+    if frame.is_empty():
+        raise UserError("no run of this study is done yet", fix="run the study; --dry-run shows its runs")
+    error = (pl.col("stderr").pow(2).sum().sqrt() / pl.len()).alias("stderr")
+    average = frame.group_by("shape", "rules", maintain_order=True).agg(score=pl.col("score").mean(), stderr=error)
+    found: list[Agreement] = []
+    told = []
+    for (shape,), part in average.partition_by("shape", as_dict=True).items():
+        scores = {r: (x, e) for r, x, e in part.select("rules", "score", "stderr").iter_rows()}
+        ours = scores.get("completep", (math.nan, math.nan))
+        gaps = [(ours[0] - x, max(e, ours[1])) for r, (x, e) in scores.items() if r != "completep"]
+        above, below = all(gap > noise for gap, noise in gaps), any(gap < -noise for gap, noise in gaps)
+        found.append("agrees" if gaps and above else "does not agree" if below else UNSEEN)
+        told.append(f"{shape}: " + ", ".join(f"{named(r)} {x:.1f} ± {e:.1f} %" for r, (x, e) in scores.items()))
+    each = frame.select("shape", "rules", "task", "metric", "items", "score", "stderr")
+    rest = average.with_columns(task=pl.lit("average"), metric=pl.lit(""), items=pl.lit(None, pl.Int64)).select(
+        each.columns
     )
-    return Outcome(whole, "; ".join(told), table)
+    return Outcome(_all(found), "; ".join(told), pl.concat([each, rest], how="vertical_relaxed"))
+
+
+def _all(found: Sequence[Agreement]) -> Agreement:
+    """Of several places: one that contradicts is enough, and all must agree."""
+    return "does not agree" if "does not agree" in found else "agrees" if set(found) == {"agrees"} else UNSEEN
 
 
 # Measurements -----------------------------------------------------------------------------------------------------------------

@@ -3,20 +3,22 @@
 import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 from completep import paper
-from completep.config import Shape
+from completep.config import Run, Shape
 from completep.errors import UserError
 from completep.measure.grid import Coordinates, Progress, coordinate_check
 from completep.measure.laziness import laziness
 from completep.measure.subject import Setting, Source
 from completep.rules.table import rules_named
 from completep.study import findings
-from completep.study.design import Measurement, Study, Sweep
+from completep.study.design import Measurement, Point, Study, Sweep
 from completep.study.scale import Scale
+from completep.study.store import Store
 
 RULES = ("mup", "alpha=0.5", "completep")
 
@@ -137,6 +139,44 @@ def horizon(s: Scale) -> Sweep:
     )
 
 
+def downstream(s: Scale) -> Sweep:
+    def examine(store: Store, runs: Sequence[tuple[Point, Run]]) -> pl.DataFrame:
+        from completep.integrations import harness
+        from completep.integrations.runs import load_run
+
+        found: dict[Path, harness.Evaluation] = {}
+        rows: list[dict[str, Any]] = []
+        for point, run in runs:
+            folder = store.folder(run)
+            if store.result(run) is None:
+                continue
+            if folder not in found:
+                model, tokenizer = load_run(folder)
+                found[folder] = harness.evaluate(
+                    folder.name,
+                    model,
+                    tokenizer,
+                    list(harness.METRICS),
+                    data=s.items,
+                    limit=s.item_limit,
+                    longest=paper.SEQUENCE,
+                )
+            for task, (score, error) in found[folder].tasks.items():
+                of = {"task": task, "metric": harness.METRICS[task], "items": found[folder].items[task]}
+                rows.append({**point, "run": folder.name, **of, "score": score, "stderr": error})
+        return pl.DataFrame(rows, infer_schema_length=None)
+
+    return Sweep(
+        "downstream",
+        "Do lower losses become better answers?",
+        "Yes: at the best and at the deepest shape CompleteP has the highest average over six tasks.",
+        {"rules": RULES, "shape": s.downstream_shapes, "seed": s.seeds[:1]},
+        run=lambda rules, shape, seed: s.compute_optimal(rules, shape, seed),
+        find=findings.find_downstream,
+        examine=examine,
+    )
+
+
 def coordinates(s: Scale) -> Measurement:
     def measure(
         rules: Sequence[str], depth: Sequence[int], seed: Sequence[int], workers: int | None, progress: Progress
@@ -189,6 +229,7 @@ STUDIES: dict[str, Callable[[Scale], Any]] = {
     "tau": tau,
     "lr-wd-grid": lr_wd_grid,
     "horizon": horizon,
+    "downstream": downstream,
 }
 
 

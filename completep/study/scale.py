@@ -1,6 +1,7 @@
 """The two sizes a study comes in: the paper's own settings, and the same axes with shapes that a laptop trains in minutes."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from completep import paper
 from completep.compute.plan import plan
@@ -46,6 +47,8 @@ class Scale:
     grid_decays: tuple[float, ...]
     horizon_shapes: tuple[str, ...]
     downstream_shapes: tuple[str, ...]
+    items: Path | None  # of downstream tasks; None is the hub's data sets
+    item_limit: int | None  # of each task
     # Measurements without training runs.
     check_widths: int
     check_depths: tuple[int, ...]
@@ -129,6 +132,8 @@ PAPER = Scale(
     grid_decays=octaves(-4, 3),
     horizon_shapes=words(paper.HORIZON_SHAPES),
     downstream_shapes=words(paper.DOWNSTREAM_SHAPES),
+    items=None,
+    item_limit=None,
     check_widths=256,
     check_depths=(2, 4, 8, 16, 32, 64, 128),
     check_sequence=128,
@@ -173,6 +178,8 @@ LAPTOP = Scale(
     grid_decays=octaves(-4, 1),
     horizon_shapes=("32x1", "16x4", "32x2", "16x8"),
     downstream_shapes=("64x4", "16x64"),
+    items=None,
+    item_limit=200,
     check_widths=64,
     check_depths=(2, 4, 8, 16, 32),
     check_sequence=64,

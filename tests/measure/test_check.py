@@ -113,7 +113,7 @@ def test_the_numbers_are_what_plain_pytorch_gives():
         after = twin.model.stream(probe[0])
         block = twin.model.blocks[0]
         x = twin.model.embedding(probe[0])
-        attention = block.multiplier * block.attention(block.attention_norm(x), _mask(twin.model, probe[0]))
+        attention = block.multiplier * block.attention(block.attention_norm(x), *_mask(twin.model, probe[0]))
     assert seen[0, "stream", 3].rms == pytest.approx(rms(before), rel=1e-6)
     assert seen[2, "stream", 3].rms == pytest.approx(rms(after), rel=1e-6)
     assert seen[2, "stream", 3].change == pytest.approx(rms(after - before), rel=1e-6)
@@ -123,9 +123,8 @@ def test_the_numbers_are_what_plain_pytorch_gives():
 
 
 def _mask(model, tokens):
-    from completep.model.gpt import alibi_mask
-
-    return alibi_mask(model.config.heads, tokens.shape[1], tokens.device, torch.float32)
+    place = torch.arange(tokens.shape[1])[None]
+    return model.mask(place, None, torch.float32), place
 
 
 def test_role_effects_add_up_where_they_must():

@@ -32,11 +32,24 @@ def made(name):
         "tau": lambda: tau_frame({"mup": 0.5, "alpha=0.5": 0.2, "completep": -0.4}).with_columns(shape=pl.lit("32x4")),
         "lr-wd-grid": lambda: grid_frame(-1.0),
         "horizon": lambda: shape_frame(dict.fromkeys(DRIFT, 0.0)),
+        "downstream": downstream_frame,
         "init-transfer": lambda: transfer_frame(DRIFT).rename({"lr": "std"}),
     }
     frames |= {n: lambda: measured(name) for n in ("coordinates", "laziness")}
     data = frames.get(name, lambda: with_divergence(transfer_frame(DRIFT)))()
     return study, data, study.find(data)
+
+
+def downstream_frame():
+    tasks = {"hellaswag": "acc_norm", "boolq": "acc"}
+    return pl.DataFrame(
+        [
+            {"rules": r, "shape": s, "task": t, "metric": m, "items": 200, "score": 40.0 + i, "stderr": 2.0}
+            for i, r in enumerate(DRIFT)
+            for s in LAPTOP.downstream_shapes
+            for t, m in tasks.items()
+        ]
+    )
 
 
 def with_divergence(frame):

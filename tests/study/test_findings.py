@@ -226,3 +226,25 @@ def test_horizon():
     assert findings.find_horizon(pl.DataFrame(rows)).agreement == "agrees"
     rows[0]["loss"] = 1.9
     assert findings.find_horizon(pl.DataFrame(rows)).agreement == "does not agree"
+
+
+def downstream_frame(scores, error=0.5):
+    return pl.DataFrame(
+        [
+            {"rules": r, "shape": "64x4", "task": t, "metric": "acc", "items": 100, "score": x + j, "stderr": error}
+            for r, x in scores.items()
+            for j, t in enumerate(("piqa", "boolq"))
+        ]
+    )
+
+
+def test_downstream():
+    found = findings.find_downstream(downstream_frame({"mup": 50.0, "completep": 52.0}))
+    assert found.agreement == "agrees"
+    average = found.table.filter((pl.col("task") == "average") & (pl.col("rules") == "completep"))
+    assert average["score"].item() == 52.5
+    assert average["stderr"].item() == pytest.approx(0.5 * 2**0.5 / 2)
+    assert findings.find_downstream(downstream_frame({"mup": 52.0, "completep": 50.0})).agreement == "does not agree"
+    assert findings.find_downstream(downstream_frame({"mup": 50.0, "completep": 52.0}, error=5.0)).agreement == UNSEEN
+    with pytest.raises(UserError, match="no run"):
+        findings.find_downstream(pl.DataFrame())

@@ -17,7 +17,7 @@ from completep.study.store import canonical
 
 NAMES = (
     "lr-transfer", "init-transfer", "lr-transfer-compute-optimal", "eps-transfer", "dynamics", "coordinates", "laziness", "shape",
-    "tau", "lr-wd-grid", "horizon",
+    "tau", "lr-wd-grid", "horizon", "downstream",
 )  # fmt: skip
 
 
