@@ -1,4 +1,4 @@
-# make demo   a small real coordinate check, with a table and a picture
+# make demo   tune the learning rate at depth 2, use it at 8 and 32: a few minutes, with a report
 # make test   everything that must hold: formatting, lint, types, tests
 # Each sets itself up on first use (Python ≥ 3.11 is all it needs) and is quick after that.
 

@@ -7,7 +7,7 @@ import tyro
 
 from completep import __version__
 from completep.cli.check import check, check_laziness, check_transfer
-from completep.cli.evaluate import evaluate
+from completep.cli.evaluate import evaluate, export
 from completep.cli.plan import plan
 from completep.cli.rules import audit, explain
 from completep.cli.shared import console
@@ -26,6 +26,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "study": study,
     "report": report,
     "evaluate": evaluate,
+    "export": export,
 }
 
 # Commands of two words, whose first is a command of its own.

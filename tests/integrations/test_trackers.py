@@ -1,0 +1,139 @@
+"""Trackers get what metrics.jsonl gets; one that fails is let go, and training goes on."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from completep.cli import main
+from completep.config import to_json
+from completep.errors import UserError
+from completep.integrations import trackers
+from completep.train.records import EvalRecord, StepRecord, read_metrics
+from tests.train.runs import small_data, small_run
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # the trackers' own
+
+
+@pytest.fixture
+def run_file(tmp_path):
+    path = tmp_path / "run.json"
+    path.write_text(to_json(small_run(small_data(tmp_path / "d"))))
+    return path
+
+
+def expected(folder: Path):
+    """(name, step) → value, from the file that is the truth."""
+    records = list(read_metrics(folder / "metrics.jsonl"))
+    assert records
+    return {(name, r.step): value for r in records for name, value in trackers.values_of(r).items()}
+
+
+def train(run_file, kind, *more):
+    out = run_file.parent / "out"
+    assert (
+        main(["train", str(run_file), "--out", str(out), "--log-every", "3", "--peak", "1e11", "--track", kind, *more])
+        == 0
+    )
+    return out
+
+
+def test_tensorboard_holds_every_record(run_file):
+    pytest.importorskip("tensorboard", reason="needs the extra `track`")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    out = train(run_file, "tensorboard")
+    events = EventAccumulator(str(out / "tensorboard"))
+    events.Reload()
+    found = {(tag, e.step): e.value for tag in events.Tags()["scalars"] for e in events.Scalars(tag)}
+    wanted = expected(out)
+    assert found.keys() == wanted.keys()
+    for key, value in wanted.items():
+        assert found[key] == pytest.approx(value, rel=1e-5)
+
+
+def log_entries(content):
+    """What a LevelDB log holds, the format of .wandb files: blocks of 32 kB, entries with checksum, length and kind."""
+    at, entry = 7, b""  # after W&B's own header
+    while at + 7 <= len(content):
+        left = 32768 - at % 32768
+        if left < 7:
+            at += left
+            continue
+        size, kind = int.from_bytes(content[at + 4 : at + 6], "little"), content[at + 6]
+        entry += content[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):  # whole, or the last piece
+            yield entry
+            entry = b""
+
+
+def test_wandb_offline_holds_every_record(run_file, monkeypatch):
+    pytest.importorskip("wandb", reason="needs the extra `track`")
+    from wandb.proto import wandb_internal_pb2
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    out = train(run_file, "wandb")
+    found = {}
+    for data in log_entries(next(out.glob("wandb/offline-run-*/*.wandb")).read_bytes()):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data)
+        if record.HasField("history"):
+            items = {i.key or ".".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
+            found |= {(name, items["_step"]): value for name, value in items.items() if not name.startswith("_")}
+    wanted = expected(out)
+    assert found.keys() == wanted.keys()
+    assert all(found[key] == pytest.approx(value) for key, value in wanted.items())
+
+
+def test_trackio_holds_every_record(run_file, monkeypatch, tmp_path):
+    pytest.importorskip("trackio", reason="needs the extra `track`")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    out = train(run_file, "trackio")
+    from trackio.sqlite_storage import SQLiteStorage
+
+    logs = SQLiteStorage.get_logs(trackers.PROJECT, "out")
+    found = {(k, row["step"]): v for row in logs for k, v in row.items() if "/" in k}
+    wanted = expected(out)
+    assert {k: found[k] for k in wanted} == pytest.approx(wanted)
+
+
+def test_off_by_default(run_file):
+    out = run_file.parent / "out"
+    assert main(["train", str(run_file), "--out", str(out), "--peak", "1e11"]) == 0
+    assert not list(out.glob("tensorboard*")) + list(out.glob("wandb*"))
+
+
+def test_one_that_fails_is_let_go_once():
+    class Broken:
+        calls = 0
+
+        def log(self, values, step):
+            self.calls += 1
+            raise ConnectionError("no network")
+
+        def close(self):
+            pass
+
+    broken, said = Broken(), []
+    follow = trackers.following(broken, said.append)
+    for step in (1, 2, 3):
+        follow(StepRecord(step, 2.0, 0.1, None, 1e3, None))
+    assert broken.calls == 1
+    assert len(said) == 1
+    assert "no network" in said[0]
+
+
+def test_a_missing_tracker_is_named(run_file, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UserError, match="wandb is not installed"):
+        trackers.open_tracker("wandb", small_run(run_file.parent), run_file.parent)
+    assert main(["train", str(run_file), "--out", str(run_file.parent / "o"), "--track", "wandb"]) == 2
+    assert "completep[track]" in capsys.readouterr().err
+
+
+def test_values():
+    assert trackers.values_of(EvalRecord(3, 2.5)) == {"validation/loss": 2.5}
+    assert "train/grad_norm" not in trackers.values_of(StepRecord(1, 2.0, 0.1, None, 1e3, None))
