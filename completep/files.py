@@ -15,7 +15,10 @@ def write_new(path: Path, content: "str | bytes") -> Path:
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_bytes(data)
+        with beside.open("wb") as f:
+            f.write(data)
+            f.flush()
+            os.fsync(f.fileno())  # on the disk before it has its name, so that a power cut leaves all of it or nothing
         os.link(beside, path)  # fails, rather than replaces, if somebody else was faster
     except FileExistsError:
         raise UserError(f"{path} exists already", fix="choose another name, or move the old file away") from None

@@ -29,6 +29,7 @@ class Board:
     store: Store
     runs: list[tuple[Point, Run]]
     talk: "Console"
+    most: str = ""  # "at most " where a search may need fewer
     began: float = field(default_factory=time.monotonic)
     running: dict[Path, tuple[Run, float]] = field(default_factory=dict)
     ended: dict[Path, tuple[str, float | None]] = field(default_factory=dict)  # how, and with which loss
@@ -42,6 +43,8 @@ class Board:
         self.before = len(self.ended)
 
     def on_event(self, event: Event) -> None:
+        from rich.markup import escape
+
         folder = self.store.folder(event.run)
         if event.kind == "started":
             self.running[folder] = (event.run, time.monotonic())
@@ -52,7 +55,7 @@ class Board:
             self.ended[folder] = (event.kind, result.get("validation_loss"))
             self.spent += cost(event.run)
         if event.kind in ("retry", "failed"):
-            self.talk.print(f"[red]{event.kind}[/]: {described(event.run)} ({folder})\n{event.detail}", markup=True)
+            self.talk.print(f"[red]{event.kind}[/]: {described(event.run)} ({folder})\n{escape(event.detail)}")
         elif event.kind != "elsewhere" and not self.talk.is_terminal:
             loss = self.ended[folder][1]
             told = f", loss {loss:.4f}" if loss is not None else ""
@@ -60,10 +63,10 @@ class Board:
 
     def counts(self) -> str:
         kinds = [kind for kind, _ in self.ended.values()]
-        told = [f"{kinds.count('done')} of {len(self.folders)} done", f"{len(self.running)} running"]
+        told = [f"{kinds.count('done')} of {self.most}{len(self.folders)} done", f"{len(self.running)} running"]
         told += [f"{kinds.count(k)} {k}" for k in ("diverged", "failed") if k in kinds]
         left = self.seconds_left()
-        return ", ".join(told) + (f", about {duration(left)} left" if left is not None else "")
+        return ", ".join(told) + (f", {self.most or 'about '}{duration(left)} left" if left is not None else "")
 
     def seconds_left(self) -> float | None:
         """From the FLOPs that are left and the pace so far."""
@@ -133,5 +136,5 @@ def described(run: Run) -> str:
     return f"{run.rules} {run.model.width} × {run.model.depth}, {settings}"
 
 
-def make_board(sweep: Sweep, store: Store, runs: list[tuple[Point, Run]]) -> Board:
-    return Board(sweep, store, runs, console(stderr=True))
+def make_board(sweep: Sweep, store: Store, runs: list[tuple[Point, Run]], searching: bool) -> Board:
+    return Board(sweep, store, runs, console(stderr=True), "at most " if searching else "")

@@ -1,6 +1,9 @@
 """`completep study`, `completep report`, `completep demo`: the paper's studies, run and reported."""
 
-from collections.abc import Sequence
+import shlex
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -30,6 +33,7 @@ def study(
     engine: Literal["local", "ray"] = "local",
     workers: int | None = None,
     ranks: int = 1,
+    micro_batch: int | None = None,
     address: str | None = None,
     data: str | None = None,
     items: Path | None = None,
@@ -51,6 +55,7 @@ def study(
         engine: this machine, or a Ray cluster whose nodes share the folder.
         workers: runs at a time; by default one a core, or one a GPU.
         ranks: processes (GPUs) of each run, started by torchrun.
+        micro_batch: sequences per device and pass; the rest of a batch is accumulated.
         address: of a Ray cluster; by default one is started here.
         data: a folder that `completep prepare` wrote, instead of the built-in corpus.
         items: for downstream: a folder of local items, as for completep evaluate, instead of the hub's data sets.
@@ -67,7 +72,7 @@ def study(
     store.open()
     if dry_run:
         return show_plan(chosen, store, workers, json)
-    command = rerun_command("study", name, scale, set, data, items)
+    command = rerun_command("study", name, scale, set, data, items, out)
     if not isinstance(chosen, Sweep):
         return measure_and_report(chosen, workers, out, command, json)
     if search == "bracket" and chosen.swept is None:
@@ -77,7 +82,8 @@ def study(
             "the paper's scale needs the paper's amount of text",
             fix="prepare a corpus (completep prepare … --tokenizer gpt2) and give its folder: --data FOLDER",
         )
-    runs, failed = conduct(chosen, store, search, engine, workers, ranks, address)
+    chosen.prepare()
+    runs, failed = conduct(chosen, store, search, engine, workers, ranks, micro_batch, address)
     code = write_report(chosen, store, runs, out, command, json)
     return 1 if failed else code
 
@@ -115,7 +121,7 @@ def report(
         )
     store = Store(out / "store")
     store.open()
-    command = rerun_command("study", name, scale, set, data, items)
+    command = rerun_command("study", name, scale, set, data, items, out)
     return write_report(chosen, store, ready(chosen.runs()), out, command, json)
 
 
@@ -189,8 +195,9 @@ def demo(
     chosen = lr_transfer(scale) if full else small_transfer(scale, seed)
     store = Store(out / "store")
     store.open()
-    runs, failed = conduct(chosen, store, "grid" if full else "bracket", "local", workers, 1, None)
+    runs, failed = conduct(chosen, store, "grid" if full else "bracket", "local", workers)
     command = "completep demo" + (" --full" if full else f" --seed {seed}") + f" --depths {' '.join(map(str, depths))}"
+    command += f" --out {shlex.quote(str(out))}" if out != Path("runs") else ""
     code = write_report(chosen, store, runs, out, command, json)
     return 1 if failed else code
 
@@ -203,7 +210,7 @@ def which(name: str, scale: ScaleName, data: str | None = None, items: Path | No
     if data is not None:
         from completep.train.loop import open_corpus
 
-        where = Data(data)
+        where = Data(str(Path(data).absolute()))  # engines may look for it from elsewhere
         chosen = replace(chosen, data=where, vocabulary=open_corpus(where).vocabulary)
     return study_named(name, chosen)
 
@@ -220,9 +227,10 @@ def conduct(
     store: "Store",
     search: str,
     engine: str,
-    workers: int | None,
-    ranks: int,
-    address: str | None,
+    workers: int | None = None,
+    ranks: int = 1,
+    micro_batch: int | None = None,
+    address: str | None = None,
 ) -> "tuple[list[tuple[Point, Run]], list[Run]]":
     """Run what is missing, in sight of the user."""
     from completep.cli.board import make_board, watching
@@ -230,10 +238,10 @@ def conduct(
     from completep.study.engine import with_data
 
     runs = ready(chosen.runs())
-    board = make_board(chosen, store, runs)
-    where = make_engine(engine, store, workers, ranks, address, board.on_event)
+    board = make_board(chosen, store, runs, search == "bracket")
+    where = make_engine(engine, store, workers, ranks, micro_batch, address, board.on_event)
     try:
-        with watching(board):
+        with watching(board), stopping_at_sigterm():
             if search == "grid":
                 failed = where.run([run for _, run in runs])
             else:
@@ -258,21 +266,43 @@ def conduct(
 
 
 def make_engine(
-    name: str, store: "Store", workers: int | None, ranks: int, address: str | None, on_event: Any
+    name: str,
+    store: "Store",
+    workers: int | None,
+    ranks: int,
+    micro_batch: int | None,
+    address: str | None,
+    on_event: Any,
 ) -> "Engine":
-    if (workers is not None and workers < 1) or ranks < 1:
-        raise UserError(
-            f"--workers {workers} --ranks {ranks}: must be at least 1", fix="leave them out for the defaults"
-        )
+    from completep.study.engine import HOW
+
+    for flag, value in (("--workers", workers), ("--ranks", ranks), ("--micro-batch", micro_batch)):
+        if value is not None and value < 1:
+            raise UserError(f"{flag} {value}: must be at least 1", fix=f"leave out {flag} for the default")
+    how = replace(HOW, micro_batch=micro_batch)
     if name == "ray":
         from completep.study.on_ray import OnRay
 
-        return OnRay(store, address=address, ranks=ranks, workers=workers, on_event=on_event)
+        return OnRay(store, address, ranks, workers, how, on_event)
     from completep.study.engine import Local, device_count
 
     if address is not None:
         raise UserError(f"--address {address} is for Ray", fix="add --engine ray")
-    return Local(store, workers or max(1, device_count() // ranks), ranks=ranks, on_event=on_event)
+    return Local(store, workers or max(1, device_count() // ranks), how, ranks, on_event)
+
+
+@contextmanager
+def stopping_at_sigterm() -> "Iterator[None]":
+    """`kill` is as Ctrl-C: every run saves first."""
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    old = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, old)
 
 
 def show_plan(chosen: "Study", store: "Store", workers: int | None, json: bool) -> int:
@@ -327,7 +357,7 @@ def write_report(
     from completep.report.study_files import settings, write_study
 
     frame = chosen.frame(store, runs)
-    outcome = chosen.find(frame)
+    outcome = chosen.find(frame).with_missing(store.counts([run for _, run in runs]))
     return tell(
         chosen, outcome, write_study(chosen, frame, outcome, settings([run for _, run in runs]), command, out), json
     )
@@ -346,11 +376,10 @@ def tell(chosen: "Study", outcome: Any, files: list[Path], json: bool) -> int:
 
 
 def rerun_command(
-    command: str, name: str, scale: str, words: Sequence[str], data: str | None, items: Path | None
+    command: str, name: str, scale: str, words: Sequence[str], data: str | None, items: Path | None, out: Path
 ) -> str:
-    import shlex
-
     parts = ["completep", command, name, "--scale", scale]
     parts += ["--set", *words] if words else []
     parts += ["--data", data] if data else []
-    return shlex.join([*parts, *(["--items", str(items)] if items else [])])
+    parts += ["--items", str(items)] if items else []
+    return shlex.join([*parts, *(["--out", str(out)] if out != Path("runs") else [])])

@@ -175,6 +175,9 @@ def plan(
     seed: int = 0,
 ) -> Plan:
     """The paper's compute-optimal recipe for one shape."""
+    for name, value in (("lr", lr), ("tau", tau), ("tpp", tpp)):
+        if not value > 0:
+            raise UserError(f"{name}={value}: must be above 0", fix=f"give a positive {name}")
     tokens_wanted = tokens if tokens is not None else tpp * flops.total(model)
     cost = flops.training_flops(model, sequence, tokens_wanted)
     chosen = batch if batch is not None else batch_size(cost)

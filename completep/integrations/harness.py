@@ -137,8 +137,10 @@ def evaluate(
             found = lm_eval.evaluate(lm=lm, task_dict=loaded, **options)
     scores, items = {}, {}
     for task in tasks:
-        result = found["results"][task]
-        metric = METRICS.get(task) or next(k.split(",")[0] for k in result if k.endswith(",none") and "stderr" not in k)
+        result = found["results"].get(task, {})
+        metric = METRICS.get(task) or next((m for m in ("acc_norm", "acc") if f"{m},none" in result), None)
+        if metric is None:
+            raise UserError(f"the task {task!r} has no accuracy", fix="use multiple-choice tasks, one name for each")
         count = found["n-samples"][task]["effective"]
         share = float(result[f"{metric},none"])
         error = result.get(f"{metric}_stderr,none")

@@ -43,7 +43,7 @@ def score(model: GPT, pairs: Sequence[Pair], *, longest: int, tokens: int = TOKE
     endings: dict[tuple[int, ...], dict[tuple[int, ...], None]] = {}
     for beginning, ending in cut:
         endings.setdefault(beginning, {})[ending] = None
-    trees = sorted((Tree(b, tuple(e)) for b, e in endings.items()), key=len)
+    trees = sorted((tree for b, e in endings.items() for tree in planted(b, tuple(e), tokens)), key=len)
     found: dict[Pair, Score] = {}
     for batch in batches(trees, tokens):
         found |= score_batch(model, batch)
@@ -56,6 +56,17 @@ def shortened(pair: Pair, longest: int) -> Pair:
     whole = (beginning + ending)[-(longest + 1) :]
     read = max(1, len(whole) - len(ending))
     return whole[:read], whole[read:]
+
+
+def planted(beginning: tuple[int, ...], endings: Sequence[tuple[int, ...]], tokens: int) -> Iterator[Tree]:
+    """One tree, or as many as it takes for each to fit into a batch."""
+    some: list[tuple[int, ...]] = []
+    for ending in endings:
+        if some and len(Tree(beginning, (*some, ending))) > tokens:
+            yield Tree(beginning, tuple(some))
+            some = []
+        some.append(ending)
+    yield Tree(beginning, tuple(some))
 
 
 def batches(trees: Sequence[Tree], tokens: int) -> Iterator[list[Tree]]:

@@ -63,7 +63,7 @@ class Trackio:
     def __init__(self, run: Run, folder: Path) -> None:
         import trackio
 
-        self.run = trackio.init(
+        self.run: Any = trackio.init(
             project=PROJECT, name=folder.name, config=json.loads(to_json(run)), resume="allow", embed=False
         )
 

@@ -1,6 +1,7 @@
 """A study's report: one HTML page that carries all it needs. Everything that came from outside is escaped."""
 
 import json
+import math
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -15,6 +16,7 @@ from completep.study.design import Outcome, Study
 
 TONES = {
     "agrees": ("agrees", "Agrees with the paper"),
+    "agrees in part": ("agrees", "Agrees with the paper in part"),
     "does not agree": ("differs", "Does not agree with the paper"),
     "cannot be seen at this scale": ("", "Cannot be seen at this scale"),
 }
@@ -42,7 +44,17 @@ def page(
 
 def _spec(name: str, index: int, panel: Any) -> dict[str, str]:
     # In a script element nothing is escaped, so no "<" may be in it: "</script>" would end it.
-    return {"id": f"{name}-{index}", "json": json.dumps(panel.to_dict()).replace("<", "\\u003c")}
+    spec = json.dumps(finite(panel.to_dict()), allow_nan=False)
+    return {"id": f"{name}-{index}", "json": spec.replace("<", "\\u003c")}
+
+
+def finite(value: Any) -> Any:
+    """What strict JSON can say: what is not a finite number is not drawn."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {k: finite(v) for k, v in value.items()}
+    return [finite(v) for v in value] if isinstance(value, list) else value
 
 
 @cache

@@ -422,7 +422,9 @@ def _range(found: Shapes, labels: list[str], colour: alt.Color) -> Panel:
     panel: Panel = alt.layer(bars.add_params(hidden), ticks).properties(
         width=WIDTH,
         height=HEIGHT,
-        title=heading("Shapes within 1 % of the best", "cubic through each size; the tick is its minimum"),
+        title=heading(
+            "Shapes within 1 % of the best", "cubic through each size, cut at the shapes tried; the tick is its minimum"
+        ),
     )
     return panel
 

@@ -41,10 +41,17 @@ def settings(runs: Sequence[Run]) -> dict[str, str]:
         "base λ": of({r.hyperparameters.weight_decay for r in runs}),
         "base ε": of({r.hyperparameters.eps for r in runs}),
         "seeds": of({r.seed for r in runs}),
-        "data": of(
-            {f"{r.data.source or 'not given'} ({r.data.tokenizer}), sha256 {(r.data.sha256 or '?')[:16]}" for r in runs}
-        ),
+        "data": of({_data(r) for r in runs}),
     }
+
+
+def _data(run: Run) -> str:
+    name = (
+        "Python's own source, as " + run.data.tokenizer
+        if run.data.source == "python"
+        else run.data.source or "not given"
+    )
+    return f"{name}, sha256 {(run.data.sha256 or '?')[:16]}"
 
 
 def versions() -> dict[str, str]:

@@ -15,7 +15,12 @@ from completep.study.engine import cost
 from completep.study.store import Store
 from completep.units import duration, human
 
-COLOURS = {"agrees": "green", "does not agree": "red", "cannot be seen at this scale": "yellow"}
+COLOURS = {
+    "agrees": "green",
+    "agrees in part": "green",
+    "does not agree": "red",
+    "cannot be seen at this scale": "yellow",
+}
 TYPICAL = 40e9  # FLOP/s of one core on small models, until runs of one's own say better
 MOST_LINES = 60
 

@@ -17,7 +17,7 @@ from completep.study.store import Store
 
 Value = str | int | float
 Point = Mapping[str, Value]
-Agreement = Literal["agrees", "does not agree", "cannot be seen at this scale"]
+Agreement = Literal["agrees", "agrees in part", "does not agree", "cannot be seen at this scale"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,14 @@ class Outcome:
     sentence: str  # the finding in one sentence
     table: pl.DataFrame  # the numbers it rests on
     detail: Any = None  # what the picture needs besides the frame
+
+    def with_missing(self, counts: Mapping[str, int]) -> "Outcome":
+        """From runs that are not all done nothing is concluded."""
+        left = counts["runs"] - counts["done"] - counts["diverged"]
+        if not left:
+            return self
+        told = f"{left} of {counts['runs']} runs are not done. So far: {self.sentence}"
+        return replace(self, agreement="cannot be seen at this scale", sentence=told)
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,7 @@ class Sweep(Study):
     find: Callable[[pl.DataFrame], Outcome]
     swept: str | None = None  # the axis along which every curve has its minimum, if that is the question
     history: bool = False  # whether the whole loss curves are wanted, and not only their ends
+    prepare: Callable[[], None] = lambda: None  # whatever must be there, before any run is begun
     examine: Callable[[Store, Sequence[tuple[Point, Run]]], pl.DataFrame] | None = (
         None  # what else is asked of the trained models
     )

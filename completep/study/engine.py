@@ -34,6 +34,10 @@ INTERPRETER = 0.4e9  # bytes that a process takes before its model
 Kind = Literal["started", "done", "diverged", "failed", "retry", "elsewhere"]
 
 
+# A known peak saves measuring it for every run; nobody reads the utilisation of thousands of small ones.
+HOW = How(checkpoint_every=500, keep=1, peak=1e11)
+
+
 class Engine(Protocol):
     """Somewhere to carry out runs."""
 
@@ -59,7 +63,7 @@ class Local:
 
     store: Store
     workers: int = field(default_factory=lambda: device_count())
-    how: How = How(checkpoint_every=500, keep=1, peak=1e11)  # noqa: RUF009  (frozen)
+    how: How = HOW
     ranks: int = 1  # processes of one run, started by torchrun
     on_event: Callable[[Event], None] = lambda event: None
 
@@ -107,8 +111,8 @@ class Local:
         return failed
 
     def _fits(self, run: Run, running: Iterable[Run], free: float) -> bool:
-        planned = [needed(r) for r in running]
-        return not planned or sum(planned) + needed(run) <= SHARE * free
+        planned = [needed(r, self.how, self.ranks) for r in running]
+        return not planned or sum(planned) + needed(run, self.how, self.ranks) <= SHARE * free
 
 
 @dataclass
@@ -147,12 +151,12 @@ def carry_out(store: Store, run: Run, how: How, ranks: int = 1) -> Literal["done
 
     torch.set_num_threads(1)
     folder = store.folder(run)
-    with store.holding(run) as mine:
-        if not mine:
+    with store.holding(run) as lock:
+        if lock is None:
             return "elsewhere"
         if ranks > 1:
             claim(folder, run)
-            torchrun(folder, how, ranks)
+            torchrun(folder, how, ranks, lock)
         else:
             train(run, folder, how)
         if store.result(run) is None:
@@ -161,23 +165,36 @@ def carry_out(store: Store, run: Run, how: How, ranks: int = 1) -> Literal["done
     return "done"
 
 
-def torchrun(folder: Path, how: How, ranks: int) -> None:
-    """One run over several processes of this machine, one a GPU where there are any."""
-    options = [
-        "--parallel",
-        how.parallel if how.parallel != "none" else "ddp",
-        "--checkpoint-every",
-        str(how.checkpoint_every),
-    ]
-    options += ["--keep", str(how.keep), "--precision", how.precision] + (["--compile"] if how.compile else [])
+def torchrun(folder: Path, how: How, ranks: int, lock: int) -> None:
+    """One run over several processes of this machine, one a GPU where there are any.
+
+    torchrun inherits the lock, so that the run stays held should this process alone be killed.
+    """
+    options = ["--parallel", how.parallel if how.parallel != "none" else "ddp", "--precision", how.precision]
+    options += ["--checkpoint-every", str(how.checkpoint_every), "--keep", str(how.keep)]
+    options += ["--compile"] if how.compile else []
+    options += ["--micro-batch", str(how.micro_batch)] if how.micro_batch else []
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     words = ["-m", "completep", "train", str(folder / "run.json"), "--out", str(folder), *options]
-    process = subprocess.Popen([*launcher, *words], env=os.environ | {"OMP_NUM_THREADS": "1"})
-    old = signal.signal(signal.SIGTERM, lambda number, frame: process.terminate())  # torchrun passes it on to its ranks
+    asked: list[int] = []
+    started: list[subprocess.Popen[bytes]] = []
+
+    def stop(number: int, frame: object) -> None:
+        asked.append(number)
+        for process in started:
+            process.terminate()  # torchrun passes it on to its ranks, which save
+
+    old = {s: signal.signal(s, stop) for s in (signal.SIGTERM, signal.SIGINT)}
     try:
-        process.wait()
+        started.append(
+            subprocess.Popen([*launcher, *words], env=os.environ | {"OMP_NUM_THREADS": "1"}, pass_fds=[lock])
+        )
+        if asked:  # between the two lines above
+            started[0].terminate()
+        started[0].wait()
     finally:
-        signal.signal(signal.SIGTERM, old)
+        for number, handler in old.items():
+            signal.signal(number, handler)
 
 
 def devices() -> list[str]:
@@ -220,8 +237,12 @@ def cost(run: Run) -> float:
     return flops.training_flops(run.model, run.sequence, run.tokens)
 
 
-def needed(run: Run) -> float:
-    return INTERPRETER + memory(run.model, sequence=run.sequence, micro_batch=run.batch, ranks=1).per_rank
+def needed(run: Run, how: How, ranks: int = 1) -> float:
+    """Bytes of this machine's memory; on GPUs the model lies elsewhere."""
+    if devices():
+        return INTERPRETER * ranks
+    micro = how.micro_batch or max(1, run.batch // ranks)
+    return ranks * (INTERPRETER + memory(run.model, sequence=run.sequence, micro_batch=micro, ranks=1).per_rank)
 
 
 def available_memory() -> float:

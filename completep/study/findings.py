@@ -17,7 +17,7 @@ from completep.config import Shape
 from completep.errors import UserError
 from completep.measure import laziness, transfer, verdict
 from completep.measure.grid import Coordinates
-from completep.measure.optimum import Interval, average, curve, vertex
+from completep.measure.optimum import Interval, average, curve, height_at, vertex
 from completep.study.design import Agreement, Outcome
 from completep.study.laws import PowerLaw, ShapeRange, fit_power_law, flop_savings, frontier, loss_increase, shape_range
 from completep.units import human
@@ -49,15 +49,24 @@ def power(value: float) -> str:
 
 
 def find_transfer(hyperparameter: str, base: Shape) -> Callable[[pl.DataFrame], Outcome]:
-    """The base's best value at every depth: only CompleteP keeps it."""
+    """The base's best value at every depth: only CompleteP keeps it, and only there deeper is better."""
 
     def find(frame: pl.DataFrame) -> Outcome:
         verdicts = judged(frame, hyperparameter, base)
-        words = {t.rules: t.word for t in verdicts}
-        sentence = "; ".join(_told(t) for t in verdicts)
-        return Outcome(_only_completep(words), sentence, transfer_table(verdicts), verdicts)
+        agreement = _only_completep({t.rules: t.word for t in verdicts})
+        told = "; ".join(_told(t) for t in verdicts)
+        ours = next((t for t in verdicts if t.rules == "completep"), None)
+        if ours is not None and ours.deeper_is_better is False:
+            agreement = "agrees in part" if agreement == "agrees" else agreement
+            told += ". With it, deeper is not better throughout under CompleteP here: " + _ladder(ours)
+        return Outcome(agreement, told, transfer_table(verdicts), verdicts)
 
     return find
+
+
+def _ladder(t: transfer.Transfer) -> str:
+    losses = {t.base.depth: t.best_loss} | {s.shape.depth: s.loss for s in t.shapes}
+    return ", ".join(f"{losses[depth]:.3f} at depth {depth}" for depth in sorted(losses))
 
 
 def judged(frame: pl.DataFrame, hyperparameter: str, base: Shape) -> list[transfer.Transfer]:
@@ -72,11 +81,11 @@ def find_transfer_once(base: Shape) -> Callable[[pl.DataFrame], Outcome]:
 
     def find(frame: pl.DataFrame) -> Outcome:
         verdicts = judged(frame, "lr", base)
-        deepest = {t.rules: max(t.shapes, key=lambda s: s.shape.depth) for t in verdicts if t.shapes}
+        depth = max((s.shape.depth for t in verdicts for s in t.shapes), default=base.depth)
+        deepest = {t.rules: s for t in verdicts for s in t.shapes if s.shape.depth == depth}
         words: dict[str, verdict.Word] = {
             r: "PASS" if at.regret <= 100 * COMPETITIVE else "FAIL" for r, at in deepest.items()
         }
-        depth = max((at.shape.depth for at in deepest.values()), default=base.depth)
         told = f"the η tuned at depth {base.depth} ({power(verdicts[0].best)}) costs at depth {depth} "
         told += ", ".join(f"{at.regret:.1f} % of the loss under {named(r)}" for r, at in deepest.items())
         table = transfer_table(verdicts).drop("verdict", "drift_low", "drift_high", "regret_low", "regret_high")
@@ -134,23 +143,35 @@ def find_optimal_transfer(base_depth: int) -> Callable[[pl.DataFrame], Outcome]:
 
     def find(frame: pl.DataFrame) -> Outcome:
         verdicts = judged(frame, "lr", Shape(int(frame["width"][0]), base_depth))
-        deepest = (
-            max(s.shape.depth for t in verdicts for s in t.shapes) if any(t.shapes for t in verdicts) else base_depth
-        )
-        losses = {t.rules: s.loss for t in verdicts for s in t.shapes if s.shape.depth == deepest}
+        deepest = max((s.shape.depth for t in verdicts for s in t.shapes), default=base_depth)
+        losses = {t.rules: _known_loss(t, frame, deepest) for t in verdicts}
         agreement, told = ranking(losses, f"with the base's best η at depth {deepest}")
         return Outcome(agreement, told, transfer_table(verdicts), verdicts)
 
     return find
 
 
-def ranking(losses: dict[str, float], where: str) -> tuple[Agreement, str]:
-    """Is CompleteP's the lowest loss, by more than can be told apart?"""
-    told = f"{where}: " + ", ".join(f"{named(r)} {x:.4f}" for r, x in losses.items())
-    mine, others = losses.get("completep"), [x for r, x in losses.items() if r != "completep"]
-    if mine is None or not others:
+def _known_loss(t: transfer.Transfer, frame: pl.DataFrame, depth: int) -> float | None:
+    """The loss at the base's best value; None where nothing near it was tried at this depth."""
+    at = next((s for s in t.shapes if s.shape.depth == depth), None)
+    tried = done(frame).filter((pl.col("rules") == t.rules) & (pl.col("depth") == depth))["lr"]
+    if at is None or tried.is_empty() or not tried.min() <= t.best <= tried.max():  # type: ignore[operator]
+        return None
+    return at.loss
+
+
+def ranking(losses: Mapping[str, float | None], where: str) -> tuple[Agreement, str]:
+    """Is CompleteP's the lowest loss, by more than can be told apart? NaN or infinite is diverged, None is not known."""
+    shown = {r: "unknown" if x is None else f"{x:.4f}" if np.isfinite(x) else "diverged" for r, x in losses.items()}
+    told = f"{where}: " + ", ".join(f"{named(r)} {x}" for r, x in shown.items())
+    known = {r: x if np.isfinite(x) else np.inf for r, x in losses.items() if x is not None}
+    if "completep" not in losses or len(losses) < 2 or len(known) < len(losses):
         return UNSEEN, told
-    gap = min(x if np.isfinite(x) else np.inf for x in others) / mine - 1
+    mine = known.pop("completep")
+    best = min(known.values())
+    if not np.isfinite(mine):
+        return ("does not agree" if np.isfinite(best) else UNSEEN), told
+    gap = best / mine - 1
     return ("agrees" if gap > TELL else "does not agree" if gap < -TELL else UNSEEN), told
 
 
@@ -170,14 +191,15 @@ def find_eps(frame: pl.DataFrame) -> Outcome:
         rows.append({"rules": rules, "depth": depth, "lowest_good": low, "largest_good": high, "decades": decades})
     table = pl.DataFrame(rows, infer_schema_length=None).sort("rules", "depth")
     deepest = table.filter(pl.col("depth") == pl.col("depth").max())
-    reach = dict(deepest.select("rules", "largest_good").iter_rows())
+    reach = {r: x if np.isfinite(x) else 0.0 for r, x in deepest.select("rules", "largest_good").iter_rows()}
     with_rule, without = reach.get("completep"), reach.get("flat-eps=1")
-    told = (
-        f"at depth {deepest['depth'][0]} ε may rise to {with_rule or 0:.0e} with the depth rule and to {without or 0:.0e} "
-        "without it before 1 % of the loss is lost"
+    told = f"at depth {deepest['depth'][0]}, before 1 % of the loss is lost, ε may rise to " + " and to ".join(
+        (f"{x:.0e}" if x else "nothing that was tried") + f" {word} the depth rule"
+        for x, word in ((with_rule, "with"), (without, "without"))
+        if x is not None
     )
     agreement: Agreement = UNSEEN
-    if with_rule and without:  # where no ε is good it is no number, and neither above nor below
+    if with_rule is not None and without is not None:
         agreement = "agrees" if with_rule > without else "does not agree" if with_rule < without else UNSEEN
     return Outcome(agreement, told, table)
 
@@ -188,38 +210,49 @@ def find_eps(frame: pl.DataFrame) -> Outcome:
 def find_dynamics(frame: pl.DataFrame) -> Outcome:
     """Who ends below whom, and when do the loss curves of two depths cross for the last time?"""
     frame = done(frame)
-    means = frame.group_by("rules", "lr", "depth", "step").agg(loss=pl.col("loss").mean()).sort("step")
-    smooth = means.with_columns(loss=pl.col("loss").rolling_mean(3, min_samples=1).over("rules", "lr", "depth"))
+    keys = ["rules", "lr", "depth"]
+    ends = frame.group_by(*keys, "seed").agg(last=pl.col("step").max())
+    whole = int(ends["last"].max())  # type: ignore[arg-type]
+    lost = ends.filter(pl.col("last") < whole).select(keys).unique()  # a curve that stops early has diverged
+    means = frame.group_by(*keys, "step").agg(loss=pl.col("loss").mean()).sort("step")
+    smooth = means.with_columns(loss=pl.col("loss").rolling_mean(3, min_samples=1).over(keys))
     rows = []
     for (rules, lr), part in smooth.partition_by("rules", "lr", as_dict=True).items():
-        depths = sorted(part["depth"].unique().to_list())
-        for low, high in pairwise(depths):
-            pair = part.filter(pl.col("depth") == low).join(
-                part.filter(pl.col("depth") == high), on="step", suffix="_deep"
-            )
-            last, ahead = pair.tail(1), pair.filter(pl.col("loss") <= pl.col("loss_deep"))
+        dead = {d for r, x, d in lost.iter_rows() if (r, x) == (rules, lr)}
+        curves = {d: p for (d,), p in part.partition_by("depth", as_dict=True).items()}
+        final = {d: math.inf if d in dead else p["loss"][-1] for d, p in curves.items()}
+        for low, high in pairwise(sorted(curves)):
+            pair = curves[low].join(curves[high], on="step", suffix="_deep")
+            behind = pair.filter(pl.col("loss") <= pl.col("loss_deep"))["step"].max()
+            better = final[high] < final[low] * (1 - TELL)
+            worse = final[high] > final[low] * (1 + TELL)
             rows.append(
                 {
-                    "rules": rules, "lr": lr, "shallow": low, "deep": high, "shallow_loss": last["loss"].item(),
-                    "deep_loss": last["loss_deep"].item(), "deeper_is_better": bool((last["loss_deep"] < last["loss"]).item()),
-                    "last_step_behind": ahead["step"].max(),
+                    "rules": rules, "lr": lr, "shallow": low, "deep": high, "shallow_loss": final[low], "deep_loss": final[high],
+                    "deeper_is": "better" if better else "worse" if worse else "alike", "last_step_behind": behind,
                 }
             )  # fmt: skip
+    if not rows:
+        raise UserError("one depth has nothing to compare with", fix="give at least two: --set depth=2,8")
     table = pl.DataFrame(rows, infer_schema_length=None).sort("lr", "rules", "shallow")
-    ordered = table.group_by("rules", "lr").agg(ordered=pl.col("deeper_is_better").all())
-    right = {
-        r: sorted(power(lr) for lr in ordered.filter(pl.col("ordered") & (pl.col("rules") == r))["lr"])
-        for r in frame["rules"].unique(maintain_order=True)
-    }
-    told = "every step deeper ends lower: " + "; ".join(
-        f"{named(r)} " + (f"at η = {', '.join(at)}" if at else "at no η") for r, at in right.items()
-    )
-    tuned = power(min(table["lr"].to_list()))  # the lower of the two is CompleteP's best
-    others = [tuned in at for r, at in right.items() if r != "completep"]
+    return Outcome(*_ordering(table), table, smooth)
+
+
+def _ordering(table: pl.DataFrame) -> tuple[Agreement, str]:
+    """At the tuned η (the lower of the two): deeper is better throughout under CompleteP, and only there."""
+    told, found = [], {}
+    for (rules, lr), part in table.partition_by("rules", "lr", as_dict=True, maintain_order=True).items():
+        steps = [f"{low} → {high} {how}" for low, high, how in part.select("shallow", "deep", "deeper_is").iter_rows()]
+        told.append(f"{named(str(rules))} at η = {power(float(str(lr)))}: {', '.join(steps)}")
+        found[rules, lr] = set(part["deeper_is"])
+    tuned = table["lr"].min()
+    ours = found.get(("completep", tuned), set())
+    others = [words for (rules, lr), words in found.items() if rules != "completep" and lr == tuned]
     agreement: Agreement = UNSEEN
-    if "completep" in right:
-        agreement = "does not agree" if tuned not in right["completep"] else "agrees" if not any(others) else UNSEEN
-    return Outcome(agreement, told, table, smooth)
+    if ours:
+        only = bool(others) and not any(words == {"better"} for words in others)
+        agreement = "does not agree" if "worse" in ours else "agrees" if ours == {"better"} and only else UNSEEN
+    return agreement, "; ".join(told)
 
 
 # Shapes -----------------------------------------------------------------------------------------------------------------------
@@ -248,12 +281,11 @@ def sizes(parameters: Sequence[int]) -> dict[int, str]:
 
 def find_shapes(frame: pl.DataFrame) -> Outcome:
     """Losses against the frontier of CompleteP, savings over muP by depth, and the range of good shapes."""
-    frame = done(frame).filter(pl.col("loss").is_finite())
     keys = ["rules", "width", "depth", "parameters", "flops"]
-    means = frame.group_by(keys, maintain_order=True).agg(loss=pl.col("loss").mean())
+    means = done(frame).group_by(keys, maintain_order=True).agg(loss=pl.col("loss").mean())  # NaN where one diverged
     label = sizes(means["parameters"].to_list())
     means = means.with_columns(size=pl.col("parameters").replace_strict(label), ratio=pl.col("width") / pl.col("depth"))
-    ours = means.filter(pl.col("rules") == "completep")
+    ours = means.filter((pl.col("rules") == "completep") & pl.col("loss").is_finite())
     if ours["size"].n_unique() < 2:
         raise UserError("a scaling law needs two sizes under completep", fix="leave rules and shape as they are")
     best = frontier(ours)
@@ -261,11 +293,30 @@ def find_shapes(frame: pl.DataFrame) -> Outcome:
     means = means.with_columns(increase=pl.Series(loss_increase(means["loss"], law.loss(means["flops"].to_numpy()))))
     reference = means.filter(pl.col("rules") == "mup").select("width", "depth", reference="increase")
     means = means.join(reference, on=["width", "depth"], how="left")
-    means = means.with_columns(
-        savings=pl.Series(flop_savings(means["reference"].to_numpy(), means["increase"].to_numpy(), law.b))
-    ).drop("reference")
-    ranges = _ranges(means)
-    return Outcome(*_shape_agreement(means), means.sort("rules", "parameters", "ratio"), Shapes(law, means, ranges))
+    saved = flop_savings(means["reference"].to_numpy(), means["increase"].to_numpy(), law.b)
+    means = means.with_columns(savings=pl.Series(saved), gap=pl.col("reference") - pl.col("increase")).drop("reference")
+    ranges = _ranges(means.filter(pl.col("loss").is_finite()))
+    agreement, told = _shape_agreement(means)
+    told += f"; the frontier is (F/{law.a:.3g})^-{law.b:.3f}"
+    table = means.join(_range_table(ranges), on=["rules", "size"], how="left").sort("rules", "parameters", "ratio")
+    return Outcome(agreement, told, table, Shapes(law, means, ranges))
+
+
+def _range_table(ranges: Mapping[tuple[str, str], ShapeRange]) -> pl.DataFrame:
+    """Where the range ends at a shape that was tried, it is open: the curve may stay below the limit beyond it."""
+    rows = [
+        {
+            "rules": r,
+            "size": size,
+            "good_from": at.low,
+            "good_to": at.high,
+            "open_low": at.open_low,
+            "open_high": at.open_high,
+        }
+        for (r, size), at in ranges.items()
+    ]
+    kinds = {"rules": pl.String, "size": pl.String, "good_from": pl.Float64, "good_to": pl.Float64}
+    return pl.DataFrame(rows, schema=kinds | {"open_low": pl.Boolean, "open_high": pl.Boolean})
 
 
 def _ranges(means: pl.DataFrame) -> dict[tuple[str, str], ShapeRange]:
@@ -282,19 +333,27 @@ def _ranges(means: pl.DataFrame) -> dict[tuple[str, str], ShapeRange]:
 
 def _shape_agreement(means: pl.DataFrame) -> tuple[Agreement, str]:
     """The paper's main claim: the deeper, the more CompleteP saves over muP."""
-    ours = means.filter(
-        (pl.col("rules") == "completep") & pl.col("savings").is_not_nan() & pl.col("savings").is_not_null()
-    )
-    if ours["depth"].n_unique() < 3:
-        return UNSEEN, "too few depths were run under both muP and CompleteP"
-    x, y = ours["depth"].log(2).to_numpy(), ours["savings"].to_numpy()
-    slope = float(np.polyfit(x, y, 1)[0])
-    deepest = ours.sort("depth").tail(1)
+    ours = means.filter(pl.col("rules") == "completep")
+    lost = ours.filter(~pl.col("loss").is_finite())
+    if not lost.is_empty():
+        return "does not agree", f"CompleteP diverged at {lost['width'][0]} × {lost['depth'][0]}"
+    both = ours.filter(pl.col("savings").is_finite())
+    if both["depth"].n_unique() < 3:
+        return UNSEEN, "too few depths were run to an end under both muP and CompleteP"
+    x, y = both["depth"].log(2).to_numpy(), both["savings"].to_numpy()
+    slope, offset = (float(v) for v in np.polyfit(x, y, 1))
+    freedom = len(x) - 2
+    spread = x - x.mean()
+    error = float(np.sqrt(((y - offset - slope * x) ** 2).sum() / max(freedom, 1) / (spread @ spread)))
+    margin = verdict.student(max(freedom, 1), 0.9) * error
+    deepest = both.sort("depth").tail(1)
     told = (
-        f"CompleteP's FLOP savings over muP change by {100 * slope:+.1f} points a doubling of depth; at depth "
+        f"CompleteP's FLOP savings over muP change by {100 * slope:+.1f} ± {100 * margin:.1f} points a doubling of depth; at depth "
         f"{deepest['depth'].item()} they are {100 * deepest['savings'].item():.0f} %"
     )
-    return ("agrees" if slope > 0 and deepest["savings"].item() > 0 else "does not agree"), told
+    if slope - margin > 0 and deepest["gap"].item() > TELL:
+        return "agrees", told
+    return ("does not agree" if slope + margin < 0 else UNSEEN), told
 
 
 # Weight decay -----------------------------------------------------------------------------------------------------------------
@@ -302,19 +361,31 @@ def _shape_agreement(means: pl.DataFrame) -> tuple[Agreement, str]:
 
 def find_tau(frame: pl.DataFrame) -> Outcome:
     """Does one timescale of weight decay suit every parameterization?"""
-    rows = []
-    for (rules, width, depth), part in sorted(
-        done(frame).partition_by("rules", "width", "depth", as_dict=True).items()
-    ):
-        x, losses = curve(part, "tau")
-        place, lowest, interior = vertex(x, average(losses))
-        cost = 100 * (float(np.interp(np.log2(paper.TAU), x, average(losses))) / lowest - 1)
-        at = {"rules": rules, "width": width, "depth": depth}
-        rows.append(at | {"best_tau": 2**place, "interior": interior, "cost_of_paper_tau_percent": cost})
-    table = pl.DataFrame(rows, infer_schema_length=None)
+    frame = done(frame)
+    rows = [_bowl(part, at) for at, part in sorted(frame.partition_by("rules", "width", "depth", as_dict=True).items())]
     worst, best = max(row["cost_of_paper_tau_percent"] for row in rows), [row["best_tau"] for row in rows]
     told = f"the paper's τ = {paper.TAU:g} costs at most {worst:.2f} % of the loss; the best lie from {min(best):.2g} to {max(best):.2g}"
-    return Outcome("agrees" if worst <= 100 * COMPETITIVE else "does not agree", told, table)
+    table = pl.DataFrame(rows, infer_schema_length=None)
+    values = frame["tau"].to_list()
+    if not min(values) <= paper.TAU <= max(values):
+        return Outcome(UNSEEN, told + "; it lies outside the values tried", table)
+    if worst <= 100 * COMPETITIVE:
+        flat = all(row["spread_percent"] <= 100 * COMPETITIVE for row in rows)
+        return Outcome(UNSEEN if flat else "agrees", told + ("; but any would do here" if flat else ""), table)
+    return Outcome("does not agree", told, table)
+
+
+def _bowl(part: pl.DataFrame, at: Sequence[Any]) -> dict[str, Any]:
+    """One curve over τ: its minimum, what the paper's τ costs there, and how much hangs on τ at all."""
+    x, losses = curve(part, "tau")
+    heights = average(losses)
+    place, lowest, interior = vertex(x, heights)
+    row = {"rules": at[0], "width": at[1], "depth": at[2], "best_tau": 2**place, "interior": interior}
+    if not np.isfinite(lowest):
+        return row | {"cost_of_paper_tau_percent": math.inf, "spread_percent": math.inf}
+    cost = height_at(x, heights, float(np.log2(paper.TAU))) / lowest - 1
+    spread = float(heights[np.isfinite(heights)].max()) / lowest - 1
+    return row | {"cost_of_paper_tau_percent": 100 * cost, "spread_percent": 100 * spread}
 
 
 def find_grid(frame: pl.DataFrame) -> Outcome:
@@ -336,7 +407,9 @@ def find_grid(frame: pl.DataFrame) -> Outcome:
         inner.select(pl.col(c).log(2) - pl.col(c).log(2).mean().over("rules", "width")).to_series().to_numpy()
         for c in ("lr", "best_weight_decay")
     )
-    slope = float(x @ y / (x @ x)) if x @ x else float("nan")
+    if not x @ x:
+        return Outcome(UNSEEN, "no two learning rates of one model have their best weight decay inside the grid", table)
+    slope = float(x @ y / (x @ x))
     told = f"log₂ of the best λ goes as {slope:+.2f} log₂ η where the minimum is inside the grid; constant τ means -1, constant λ means 0"
     return Outcome("agrees" if slope < -0.5 else "does not agree", told, table)
 
@@ -393,7 +466,7 @@ def find_coordinates(found: Coordinates) -> Outcome:
     }
     expected = {"muP": "FAIL", "literature alpha=0.5": "FAIL", "alpha=0.5": "PASS", "CompleteP": "PASS"}
     wrong = [r for r, word in words.items() if r in expected and word not in (expected[r], "INCONCLUSIVE")]
-    seen = all(words[r] == expected[r] for r in words if r in expected)
+    seen = all(words.get(r) == word for r, word in expected.items())
     table = pl.DataFrame([_flat(f) for f in findings], infer_schema_length=None)
     told = ", ".join(f"{r} {word}" for r, word in words.items())
     return Outcome("does not agree" if wrong else "agrees" if seen else UNSEEN, told, table, findings)

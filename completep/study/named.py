@@ -140,6 +140,12 @@ def horizon(s: Scale) -> Sweep:
 
 
 def downstream(s: Scale) -> Sweep:
+    def prepare() -> None:
+        from completep.integrations import harness
+
+        with harness.local_tasks(list(harness.METRICS), s.items) as manager:
+            harness.load(manager, list(harness.METRICS))
+
     def examine(store: Store, runs: Sequence[tuple[Point, Run]]) -> pl.DataFrame:
         from completep.integrations import harness
         from completep.integrations.runs import load_run
@@ -148,8 +154,8 @@ def downstream(s: Scale) -> Sweep:
         rows: list[dict[str, Any]] = []
         for point, run in runs:
             folder = store.folder(run)
-            if store.result(run) is None:
-                continue
+            if (store.result(run) or {}).get("status") != "done":
+                continue  # what diverged has no weights
             if folder not in found:
                 model, tokenizer = load_run(folder)
                 found[folder] = harness.evaluate(
@@ -173,6 +179,7 @@ def downstream(s: Scale) -> Sweep:
         {"rules": RULES, "shape": s.downstream_shapes, "seed": s.seeds[:1]},
         run=lambda rules, shape, seed: s.compute_optimal(rules, shape, seed),
         find=findings.find_downstream,
+        prepare=prepare,
         examine=examine,
     )
 
@@ -184,7 +191,7 @@ def coordinates(s: Scale) -> Measurement:
         source = Source(
             "completep.model.gpt:gpt",
             Shape(s.check_widths, min(depth)),
-            {"vocabulary": 256, "head_size": s.head_size},
+            {"vocabulary": s.vocabulary, "head_size": s.head_size},
         )
         shapes = [Shape(s.check_widths, d) for d in depth]
         setting, named = Setting(time=s.check_sequence), [rules_named(r) for r in rules]

@@ -6,16 +6,18 @@ Without an address a cluster is started on this machine. A run whose node dies i
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from completep.config import Run
 from completep.errors import UserError
-from completep.study.engine import POLL, Attempts, Event, carry_out, needed, undone
+from completep.study.engine import HOW, POLL, Attempts, Event, carry_out, needed, undone
 from completep.study.store import Store
 from completep.train.loop import How
 
+GRACE = 60  # seconds that runs have to save when they are stopped
 LOSSES = 5  # how often a run may lose its node before it counts as failed
 
 
@@ -27,7 +29,7 @@ class OnRay:
     address: str | None = None
     ranks: int = 1  # processes of one run, all on one node
     workers: int | None = None  # runs at a time; None is as many as the cluster has room for
-    how: How = How(checkpoint_every=500, keep=1, peak=1e11)  # noqa: RUF009  (frozen)
+    how: How = HOW
     on_event: Callable[[Event], None] = lambda event: None
 
     def run(self, runs: Sequence[Run]) -> list[Run]:
@@ -36,6 +38,7 @@ class OnRay:
         if not todo:
             return []
         ray = join_cluster(self.address)
+        self._see_that_they_fit(ray, todo)
         room = self.workers or len(todo)
         attempts = Attempts(self.store)
         failed: list[Run] = []
@@ -52,19 +55,36 @@ class OnRay:
                     event = attempts.ended(run, *outcome(ray, task))
                     if event.kind in ("retry", "elsewhere"):
                         todo.append(run)
+                        time.sleep(POLL if event.kind == "elsewhere" else 0)
                     elif event.kind == "failed":
                         failed.append(run)
                     self.on_event(event)
         except BaseException:
             for task in running:
-                ray.cancel(task)  # KeyboardInterrupt in the worker: train() saves its checkpoint
+                ray.cancel(task)  # an interrupt in the worker: train() saves its checkpoint
+            if running:
+                ray.wait(list(running), num_returns=len(running), timeout=GRACE)
             raise
         return failed
+
+    def _see_that_they_fit(self, ray: Any, runs: Sequence[Run]) -> None:
+        """Ray would wait for ever for a node that is large enough."""
+        largest = max(runs, key=lambda run: needed(run, self.how, self.ranks))
+        wanted = {"memory": needed(largest, self.how, self.ranks), "CPU": self.ranks}
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        if not any(all(node.get(name, 0) >= amount for name, amount in wanted.items()) for node in nodes):
+            size = f"{largest.model.width} × {largest.model.depth}"
+            raise UserError(
+                f"no node has {self.ranks} CPUs and {wanted['memory'] / 1e9:.0f} GB for the run of {size}",
+                fix="--micro-batch lowers what a run needs; or add a larger node",
+            )
 
     def _submit(self, ray: Any, run: Run) -> Any:
         gpus = self.ranks if ray.cluster_resources().get("GPU") else 0
         # Ray takes the run up again where a node dies; what fails on its own is ours to judge.
-        remote = ray.remote(num_cpus=self.ranks, num_gpus=gpus, memory=int(needed(run)), max_retries=LOSSES)(on_node)
+        remote = ray.remote(
+            num_cpus=self.ranks, num_gpus=gpus, memory=int(needed(run, self.how, self.ranks)), max_retries=LOSSES
+        )(on_node)
         root = Store(self.store.root.absolute())
         return remote.options(name=f"completep {self.store.folder(run).name}").remote(root, run, self.how, self.ranks)
 
@@ -81,6 +101,12 @@ def on_node(store: Store, run: Run, how: How, ranks: int) -> str:
     """What a node does with one run."""
     if not store.root.exists():
         raise UserError(f"this node does not see {store.root}", fix="use an --out that all nodes of the cluster share")
+    import ray
+
+    folder = store.folder(run)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "log.txt").open("a") as log:
+        log.write(f"on node {ray.get_runtime_context().get_node_id()}\n")
     return carry_out(store, run, how, ranks)
 
 

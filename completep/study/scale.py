@@ -81,7 +81,7 @@ class Scale:
         """Tokens by parameters, batch by FLOPs, weight decay by its timescale (or as given)."""
         planned = plan(
             self.model(*read_shape(shape)), rules=rules_named(rules), rules_name=rules, base=self.base, tpp=tpp,
-            sequence=self.sequence, lr=lr or self.lr, std=std or self.std, tau=tau, seed=seed,
+            sequence=self.sequence, lr=self.lr if lr is None else lr, std=self.std if std is None else std, tau=tau, seed=seed,
         )  # fmt: skip
         run = replace(planned.run, data=self.data)
         if weight_decay is None:
@@ -136,7 +136,7 @@ PAPER = Scale(
     item_limit=None,
     check_widths=256,
     check_depths=(2, 4, 8, 16, 32, 64, 128),
-    check_sequence=128,
+    check_sequence=paper.SEQUENCE,
     lazy_depths=(16, 32, 64, 128, 256, 512),
     lazy_seeds=50,
 )
@@ -162,22 +162,22 @@ LAPTOP = Scale(
     seeds=(0, 1, 2),
     optimal_width=32,
     optimal_depths=(2, 4, 8),
-    optimal_lrs=octaves(-9, -4),
+    optimal_lrs=octaves(-8, -4),
     shapes=words(
         (
             *((16, 16), (32, 4), (48, 2), (64, 1)),
             *((16, 32), (32, 8), (48, 4), (64, 2), (96, 1)),
-            *((16, 64), (32, 16), (48, 7), (64, 4), (96, 2), (128, 1)),
+            *((16, 48), (32, 12), (48, 5), (64, 3), (80, 2), (112, 1)),
         )
     ),
     taus=tuple(paper.TAU * 2.0**e for e in range(-2, 4)),
     tau_shapes=("32x4", "16x16"),
     grid_widths=(32,),
     grid_std=1 / 8,
-    grid_lrs=octaves(-8, -5),
-    grid_decays=octaves(-4, 1),
+    grid_lrs=octaves(-7, -5),
+    grid_decays=octaves(-3, 1),
     horizon_shapes=("32x1", "16x4", "32x2", "16x8"),
-    downstream_shapes=("64x4", "16x64"),
+    downstream_shapes=("64x3", "16x48"),
     items=None,
     item_limit=200,
     check_widths=64,

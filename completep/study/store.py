@@ -55,7 +55,8 @@ class Store:
         """Make the root, or see that it is a store of this version."""
         manifest = self.root / "store.json"
         if not manifest.exists():
-            if self.root.exists() and any(self.root.iterdir()):
+            mine = [p for p in self.root.glob("*") if not p.name.startswith(".")]  # not what a kill left of a manifest
+            if mine and not manifest.exists():  # it may have come since
                 raise UserError(f"{self.root} is no run store, and not empty", fix="choose another --out")
             try:
                 write_new(manifest, json.dumps({"format": FORMAT, "completep": __version__}) + "\n")
@@ -93,16 +94,16 @@ class Store:
         return content
 
     @contextmanager
-    def holding(self, run: Run) -> Iterator[bool]:
-        """True if the run is ours to do now; False if another process is at it."""
+    def holding(self, run: Run) -> Iterator[int | None]:
+        """The lock's descriptor if the run is ours to do now; None if another process is at it."""
         self.root.mkdir(parents=True, exist_ok=True)
         with open(self._lock(run), "w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                yield False
+                yield None
                 return
-            yield True
+            yield lock.fileno()
 
     def _lock(self, run: Run) -> Path:
         return self.root / f"{run_id(canonical(run))}.lock"

@@ -28,9 +28,12 @@ def export(folder: Path, model: nn.Module, scaling: Scaling, config: GPTConfig, 
         whole = p.full_tensor() if isinstance(p, DTensor) else p
         if world.first:
             plain[name] = whole.detach().cpu().contiguous()
-    if world.first and not (folder / WEIGHTS).exists():
-        write_new(folder / CONFIG, json.dumps(asdict(config), indent=2) + "\n")
-        write_new(folder / WEIGHTS, save(plain, metadata={"format": "pt", "completep": "folded"}))
+    if world.first:
+        # Each on its own: a kill or a full disk may have come between them.
+        if not (folder / WEIGHTS).exists():
+            write_new(folder / WEIGHTS, save(plain, metadata={"format": "pt", "completep": "folded"}))
+        if not (folder / CONFIG).exists():
+            write_new(folder / CONFIG, json.dumps(asdict(config), indent=2) + "\n")
 
 
 def load_exported(folder: Path) -> GPT:

@@ -129,3 +129,16 @@ def test_learned_positions_have_an_end():
     with pytest.raises(UserError, match="longer than the 16 learned positions"):
         score(m, [(tuple(range(30)), (1,))], longest=64)
     assert isinstance(score(m, [(tuple(range(30)), (1,))], longest=16)[0], Score)
+
+
+def test_many_endings_of_one_beginning_fit_into_batches(monkeypatch):
+    m, read = model(), []
+    stream = m.stream
+    monkeypatch.setattr(
+        m, "stream", lambda tokens, places=None: (read.append(tokens.numel()), stream(tokens, places))[1]
+    )
+    asked = [((7,), tuple(torch.randint(61, (20,)).tolist())) for _ in range(30)]
+    found = score(m, asked, longest=64, tokens=100)
+    assert max(read) <= 100
+    for pair, got in zip(asked, found, strict=True):
+        assert got.log_likelihood == pytest.approx(naive(m, pair, 64)[0], abs=1e-4)

@@ -201,7 +201,7 @@ def test_settings_name_what_varies_and_what_does_not():
     assert told["depths"] == "2, 8, 32"
     assert told["base (width × depth)"] == "64 × 2"
     assert told["steps"] == "150"
-    assert "python (bytes)" in told["data"]
+    assert told["data"].startswith("Python's own source, as bytes")
     assert json.dumps(told)
 
 
@@ -216,3 +216,33 @@ def test_markdown_says_the_same_and_stays_text(folder):
     assert text.count("\n| ") == outcome.table.height + 2
     for name in re.findall(r"\]\(([^)]+)\)", text):
         assert (files[0].parent / name).exists()
+
+
+def test_what_diverged_does_not_stop_the_page(browser, folder):
+    study = study_named("shape", LAPTOP)
+    frame = shape_frame({"mup": 0.004, "alpha=0.5": 0.002, "completep": 0.0})
+    lost = (pl.col("rules") == "mup") & (pl.col("depth") >= 16)
+    frame = frame.with_columns(loss=pl.when(lost).then(math.nan).otherwise("loss"))
+    outcome = study.find(frame)
+    files = write_study(study, frame, outcome, {}, "x", folder)
+    tab, said = opened(browser, files[0], 1440)
+    assert said == []
+    assert tab.locator(".panel svg.marks").count() == 5
+
+
+def test_every_line_is_seen_on_a_dark_page(browser, folder):
+    """Contrast of each series with its background, as WCAG defines it: at least 3 for what is drawn."""
+    files = write_study(*made("lr-transfer"), {}, "x", folder)
+
+    def luminance(colour):
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    tab, _ = opened(browser, files[0], 1440, color_scheme="dark")
+    strokes = tab.evaluate(
+        """() => [...document.querySelectorAll(".mark-line path")].map(e => e.getAttribute("stroke")).filter(Boolean)"""
+    )
+    assert len(set(strokes)) >= 5
+    for colour in set(strokes):
+        assert (luminance(colour) + 0.05) / (luminance("#16181c") + 0.05) >= 3, colour

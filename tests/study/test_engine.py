@@ -132,6 +132,8 @@ def test_memory_is_planned_for(data, tmp_path):
     run = small_run(data)
     local = engine(tmp_path)
     assert local._fits(run, [], free=0.0)  # one run always starts
-    assert not local._fits(run, [run], free=2 * needed(run))
-    assert local._fits(run, [run], free=3 * needed(run))
+    assert not local._fits(run, [run], free=2 * needed(run, HOW))
+    assert local._fits(run, [run], free=3 * needed(run, HOW))
+    assert needed(run, replace(HOW, micro_batch=1)) < needed(run, HOW)
+    assert needed(run, HOW, ranks=2) > 1.5 * needed(run, HOW)
     assert 1e8 < available_memory() < 1e15

@@ -73,6 +73,9 @@ def test_optimal_transfer_ranks_at_the_bases_best():
         ({"mup": 2.001, "completep": 2.0}, UNSEEN),
         ({"mup": 1.9, "alpha=0.5": 2.05, "completep": 2.0}, "does not agree"),
         ({"mup": 1.9}, UNSEEN),
+        ({"mup": 2.1, "completep": math.nan}, "does not agree"),
+        ({"mup": None, "completep": 2.0}, UNSEEN),
+        ({"mup": math.inf, "completep": math.nan}, UNSEEN),
     ],
 )
 def test_ranking(losses, agreement):
@@ -157,7 +160,7 @@ def test_shapes():
     found = findings.find_shapes(shape_frame({"mup": 0.004, "completep": 0.0}))
     assert found.agreement == "agrees"
     assert found.detail.law.b == pytest.approx(0.06, rel=0.02)
-    assert set(found.table["size"]) == {"50.7K", "418K"}
+    assert set(found.table["size"]) == {"52.2K", "418K"}
     ranges = found.detail.ranges
     size = found.table["size"][0]
     assert ranges["completep", size].low < ranges["mup", size].low  # deeper shapes stay good under CompleteP only
@@ -248,3 +251,85 @@ def test_downstream():
     assert findings.find_downstream(downstream_frame({"mup": 50.0, "completep": 52.0}, error=5.0)).agreement == UNSEEN
     with pytest.raises(UserError, match="no run"):
         findings.find_downstream(pl.DataFrame())
+
+
+def test_a_claim_of_two_parts_may_hold_in_part():
+    frame = transfer_frame({"mup": -0.5, "alpha=0.5": 0.5, "completep": 0.0}, deepening=-0.1)
+    found = findings.find_transfer("lr", BASE)(frame)
+    assert found.agreement == "agrees in part"
+    assert "deeper is not better throughout" in found.sentence
+
+
+def test_what_was_not_tried_is_not_what_diverged():
+    frame = transfer_frame({"mup": 0.0, "completep": 0.0}, seeds=1)
+    far = (pl.col("rules") == "mup") & (pl.col("depth") == 32) & (pl.col("lr") > 2**-8)
+    assert findings.find_optimal_transfer(2)(frame.filter(~far)).agreement == UNSEEN
+    lost = frame.with_columns(loss=pl.when(far).then(math.nan).otherwise("loss"))
+    assert findings.find_optimal_transfer(2)(lost).agreement == "agrees"
+
+
+def test_the_demo_compares_at_one_depth():
+    frame = transfer_frame({"mup": -0.5, "completep": 0.0}, seeds=1)
+    whole = findings.find_transfer_once(BASE)(frame)
+    assert whole.agreement == "agrees"
+    assert "at depth 32" in whole.sentence
+    without = frame.filter((pl.col("rules") != "completep") | (pl.col("depth") < 32))
+    assert findings.find_transfer_once(BASE)(without).agreement == UNSEEN
+
+
+def test_diverged_curves_count():
+    frame = dynamics_frame({"mup": {2: 2.0, 8: 2.1}, "completep": {2: 2.0, 8: 1.8}})
+    cut = frame.filter((pl.col("rules") != "completep") | (pl.col("depth") < 8) | (pl.col("step") < 50))
+    assert findings.find_dynamics(cut).agreement == "does not agree"
+    with pytest.raises(UserError, match="one depth"):
+        findings.find_dynamics(frame.filter(pl.col("depth") == 2))
+
+
+def test_diverged_shapes_count_and_noise_is_not_savings():
+    frame = shape_frame({"mup": 0.004, "completep": 0.0})
+    lost = frame.with_columns(
+        loss=pl.when((pl.col("rules") == "completep") & (pl.col("depth") >= 16)).then(math.nan).otherwise("loss")
+    )
+    assert findings.find_shapes(lost).agreement == "does not agree"
+    dead = frame.with_columns(
+        loss=pl.when((pl.col("rules") == "mup") & (pl.col("depth") >= 32)).then(math.nan).otherwise("loss")
+    )
+    assert findings.find_shapes(dead).agreement == "agrees"
+    assert findings.find_shapes(shape_frame({"mup": 1e-6, "completep": 0.0})).agreement == UNSEEN
+
+
+def test_tau_that_was_not_tried_or_does_not_matter():
+    frame = tau_frame({"mup": 0.5, "completep": -0.4})
+    assert findings.find_tau(frame.filter(pl.col("tau") > 0.2)).agreement == UNSEEN
+    flat = frame.with_columns(loss=2 + 1e-4 * (pl.col("loss") - 2))
+    assert findings.find_tau(flat).agreement == UNSEEN
+    lost = frame.with_columns(loss=pl.when(pl.col("rules") == "mup").then(math.nan).otherwise("loss"))
+    assert findings.find_tau(lost).agreement == "does not agree"
+
+
+def test_one_learning_rate_has_no_slope():
+    assert findings.find_grid(grid_frame(-1.0).filter(pl.col("lr") == 2**-6)).agreement == UNSEEN
+
+
+def test_no_epsilon_that_is_good():
+    frame = eps_frame({"completep": {2: 1e-4, 16: 1e-9}, "flat-eps=1": {2: 1e-4, 16: 1e-4}})
+    assert findings.find_eps(frame).agreement == "does not agree"
+
+
+def test_coordinates_need_their_controls(monkeypatch):
+    from completep.measure import verdict
+    from completep.measure.verdict import Finding
+
+    def finding(rules, word):
+        return Finding(rules, "depth", 1, "stream", None, None, 0.2, word, "")
+
+    words = {"muP": "FAIL", "literature alpha=0.5": "FAIL", "alpha=0.5": "PASS", "CompleteP": "PASS"}
+    for some, agreement in (
+        (words, "agrees"),
+        ({"CompleteP": "PASS"}, UNSEEN),
+        ({"SP": "FAIL"}, UNSEEN),
+        (words | {"CompleteP": "FAIL"}, "does not agree"),
+        (words | {"muP": "PASS"}, "does not agree"),
+    ):
+        monkeypatch.setattr(verdict, "judge", lambda found, some=some: [finding(r, w) for r, w in some.items()])
+        assert findings.find_coordinates(None).agreement == agreement

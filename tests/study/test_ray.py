@@ -41,13 +41,17 @@ def test_two_nodes_one_killed(data, cluster, tmp_path):
     second = cluster.add_node(num_cpus=1)
     cluster.wait_for_nodes()
     runs = [with_data(small_run(data, seed=seed, steps=400)) for seed in range(6)]
-    events, used = [], set()
+    events = []
 
     def kill_the_second() -> None:
-        while sum(e.kind == "done" for e in events) < 1:
+        """In the middle of a run of its own."""
+        while not any(f"on node {second.node_id}" in text for text in logs()):
             time.sleep(0.1)
-        used.update(n["NodeID"] for n in ray.nodes() if n["Alive"])
+        time.sleep(1)
         cluster.remove_node(second, allow_graceful=False)
+
+    def logs():
+        return [path.read_text() for path in (tmp_path / "ray").glob("*/log.txt")]
 
     killer = threading.Thread(target=kill_the_second)
     store = Store(tmp_path / "ray")
@@ -56,7 +60,8 @@ def test_two_nodes_one_killed(data, cluster, tmp_path):
     killer.start()
     assert engine.run(runs) == []
     killer.join()
-    assert len(used) == 2
+    assert len({line for text in logs() for line in text.splitlines() if line.startswith("on node")}) == 2
+    assert any(text.count("on node") == 2 for text in logs())  # what was lost there was taken up here
     assert sum(n["Alive"] for n in ray.nodes()) == 1
     kinds = [e.kind for e in events]
     assert kinds.count("done") == 6

@@ -74,7 +74,7 @@ def test_the_lock_is_exclusive_and_dies_with_its_owner(tmp_path):
     )
     root = Path(__file__).parents[2]
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=root) as holder:
-        assert holder.stdout.readline().strip() == "True"
+        assert holder.stdout.readline().strip().isdigit()
         with store.holding(run()) as mine:
             assert not mine
         os.kill(holder.pid, signal.SIGKILL)
@@ -107,3 +107,25 @@ def test_a_half_written_result_is_told(tmp_path):
     path.write_text(path.read_text()[:20])
     with pytest.raises(UserError, match="is not a whole result"):
         store.result(run())
+
+
+def test_a_manifest_that_a_kill_left_half_or_a_rival_writes_is_no_stranger(tmp_path):
+    (tmp_path / ".store.json.123.part").write_text("{")
+    Store(tmp_path).open()
+    assert json.loads((tmp_path / "store.json").read_text())["format"] == 1
+    Store(tmp_path).open()
+
+
+def test_counts(tmp_path):
+    store = Store(tmp_path)
+    done, begun, absent, held = (run(seed=s) for s in range(4))
+    for r in (done, begun, held):
+        store.folder(r).mkdir(parents=True)
+        (store.folder(r) / "run.json").write_text("{}")
+    result = Result("diverged", 1, None, None, 1, 1.0, 1.0, "x")
+    (store.folder(done) / "result.json").write_text(json.dumps(asdict(result)))
+    with store.holding(held) as lock:
+        assert lock is not None
+        counts = store.counts([done, begun, absent, held, done])
+    wanted = {"runs": 4, "done": 0, "diverged": 1, "running": 1, "interrupted": 1, "missing": 1}
+    assert counts == wanted

@@ -88,7 +88,10 @@ def test_the_list_names_every_study(capsys):
         (("study", "shape", "--set", "shap=1"), "no axis 'shap'", "did you mean shape?"),
         (("study", "lr-transfer", "--scale", "paper"), "needs the paper's amount of text", "--data FOLDER"),
         (("study", "shape", "--search", "bracket"), "no curve with a minimum", "leave out --search"),
-        (("study", "lr-transfer", "--workers", "0"), "--workers 0", "leave them out"),
+        (("study", "lr-transfer", "--workers", "0"), "--workers 0", "leave out --workers"),
+        (("study", "lr-transfer", "--micro-batch", "0"), "--micro-batch 0", "leave out --micro-batch"),
+        (("study", "tau", "--set", "tau=0"), "tau=0", "positive"),
+        (("study", "lr-transfer-compute-optimal", "--set", "lr=0"), "lr=0", "positive"),
         (("study", "lr-transfer", "--address", "x:1"), "--address x:1 is for Ray", "--engine ray"),
         (("study", "lr-transfer", "--data", "/nowhere"), "/nowhere", ""),
         (("study", "lr-transfer", "--set", "depth=-1"), "depth=-1", ""),
@@ -135,20 +138,26 @@ def start(*words, **options):
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
 
-def test_a_full_disk_is_told_and_what_was_done_stays(tmp_path):
-    """Files may not grow past 20 kB here: weights do not fit, as on a full disk."""
-    full = start(
-        "study", "lr-transfer", *FEW, "--out", tmp_path, "--workers", 1,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)),
-    )  # fmt: skip
-    said = full.communicate(timeout=120)
-    assert full.returncode in (1, 2)
-    assert "free some space, then run the same command again" in said[1].replace("\n", " ")
-    assert "all 3 runs failed" in said[1]
-    assert not list(tmp_path.glob("store/*/result.json"))
+@pytest.mark.parametrize("most", [20_000, 400_000, 1_000_000])
+def test_a_full_disk_is_told_and_with_space_the_same_command_goes_on(tmp_path, most):
+    """Files may not grow past so much, as on a full disk: first the records do not fit, then checkpoints, then weights."""
+    words = ("study", "lr-transfer", *FEW, "--out", tmp_path, "--workers", 1)
+    full = start(*words, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)))
+    said = full.communicate(timeout=120)[1].replace("\n", " ")
+    if most < 1_000_000:
+        assert full.returncode == 2
+        assert "all 3 runs failed" in said
+        assert "space" in said
+    again = start(*words, "--json")
+    out, said = again.communicate(timeout=120)
+    assert again.returncode == 0, said
+    assert len(list(tmp_path.glob("store/*/result.json"))) == 3
+    assert len(list(tmp_path.glob("store/*/model.safetensors"))) == 3
+    assert json.loads(out)["table"][0]["depth"] == 2
 
 
-def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "kill"])
+def test_a_stop_saves_and_the_same_command_goes_on(tmp_path, number):
     words = (
         "study",
         "lr-transfer",
@@ -164,7 +173,7 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(tmp_path):
     deadline = time.time() + 60
     while not list(tmp_path.glob("store/*/metrics.jsonl")) and time.time() < deadline:
         time.sleep(0.2)
-    study.send_signal(signal.SIGINT)
+    study.send_signal(number)
     _, said = study.communicate(timeout=60)
     assert study.returncode == 130
     assert "the same command goes on" in said
@@ -176,3 +185,26 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(tmp_path):
     assert again.returncode == 0, said
     assert len(list(tmp_path.glob("store/*/result.json"))) == 3
     assert os.path.exists(json.loads(out)["files"][0])
+
+
+def test_nothing_is_concluded_from_half_a_study(out, capsys):
+    words = ["--set", "depth=2", "lr=2^-7,2^-6,2^-5", "seed=0,1,2", "rules=completep", "--out", str(out), "--json"]
+    assert told(capsys, "report", "lr-transfer", *words)[0] == 0
+    _, said, _ = told(capsys, "report", "lr-transfer", *words)
+    answer = json.loads(said)
+    assert answer["agreement"] == "cannot be seen at this scale"
+    assert answer["sentence"].startswith("6 of 9 runs are not done. So far:")
+
+
+def test_brackets_in_a_failed_runs_words_are_only_brackets(tmp_path, capsys):
+    from completep.cli.board import make_board
+    from completep.study.engine import Event
+    from completep.study.named import study_named
+    from completep.study.scale import LAPTOP
+    from completep.study.store import Store
+
+    study = study_named("lr-transfer", LAPTOP)
+    runs = study.runs()[:1]
+    board = make_board(study, Store(tmp_path), runs, searching=False)
+    board.on_event(Event("failed", runs[0][1], "[rank0]: cannot open [/home/u/x] [/]"))
+    assert "[rank0]: cannot open [/home/u/x] [/]" in capsys.readouterr().err.replace("\n", "")
