@@ -322,13 +322,16 @@ def _lines(
     field: str = "label",
     why: str = "",
 ) -> Panel:
-    hidden = hiding(field)
-    drawn = (
-        alt.Chart(frame)
-        .mark_line(point=alt.OverlayMarkDef(size=45))
-        .encode(x=x, y=y, color=colour, opacity=seen(hidden), tooltip=tips)
-    )
-    panel: Panel = alt.layer(drawn.add_params(hidden)).properties(width=WIDTH, height=HEIGHT, title=heading(title, why))
+    """Lines with their points; what diverged lies on the upper edge as triangles."""
+    hidden, measured = hiding(field), "percent"
+    finite = frame.filter(pl.col(measured).is_finite())
+    lines = alt.Chart(finite).mark_line(point=alt.OverlayMarkDef(size=45)).add_params(hidden)
+    layers = [lines.encode(x=x, y=y, color=colour, opacity=seen(hidden), tooltip=tips)]
+    lost = frame.filter(~pl.col(measured).is_finite()).with_columns(pl.lit(finite[measured].max()).alias(measured))
+    if not lost.is_empty():
+        marks = alt.Chart(lost).mark_point(shape="triangle-up", filled=True, size=80)
+        layers.append(marks.encode(x=x, y=y, color=colour, opacity=seen(hidden), tooltip=tips[:-1]))
+    panel: Panel = alt.layer(*layers).properties(width=WIDTH, height=HEIGHT, title=heading(title, why))
     return panel
 
 
@@ -501,9 +504,12 @@ def grid(study: Study, frame: pl.DataFrame, outcome: Outcome) -> list[Figure]:
 
 def horizon(study: Study, frame: pl.DataFrame, outcome: Outcome) -> list[Figure]:
     """A dot per parameterization and shape."""
-    points = outcome.table.filter(pl.col("loss").is_finite()).with_columns(
-        label=pl.col("rules").map_elements(named, return_dtype=pl.String), shape=pl.format("{} × {}", "width", "depth")
+    points = outcome.table.with_columns(
+        label=pl.col("rules").map_elements(named, return_dtype=pl.String),
+        shape=pl.format("{} × {}", "width", "depth"),
+        ended=pl.when(pl.col("loss").is_finite()).then(pl.lit("done")).otherwise(pl.lit("diverged")),
     )
+    points = points.with_columns(pl.col("loss").fill_nan(pl.col("loss").filter(pl.col("loss").is_finite()).max()))
     hidden = hiding("label")
     x = alt.X(
         "loss:Q",
@@ -520,7 +526,10 @@ def horizon(study: Study, frame: pl.DataFrame, outcome: Outcome) -> list[Figure]
             y=y,
             color=by_rules([str(r) for r in study.axes["rules"]]),
             opacity=seen(hidden),
-            tooltip=["label:N", "shape:N", alt.Tooltip("loss:Q", format=".4f")],
+            shape=alt.Shape(
+                "ended:N", scale=alt.Scale(domain=["done", "diverged"], range=["circle", "triangle-up"]), legend=None
+            ),
+            tooltip=["label:N", "shape:N", "ended:N", alt.Tooltip("loss:Q", format=".4f")],
         )
     )
     panel = alt.layer(dots.add_params(hidden)).properties(
