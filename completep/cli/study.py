@@ -195,7 +195,7 @@ def demo(
     chosen = lr_transfer(scale) if full else small_transfer(scale, seed)
     store = Store(out / "store")
     store.open()
-    runs, failed = conduct(chosen, store, "grid" if full else "bracket", "local", workers)
+    runs, failed = conduct(chosen, store, "grid" if full else "beside", "local", workers)
     command = "completep demo" + (" --full" if full else f" --seed {seed}") + f" --depths {' '.join(map(str, depths))}"
     command += f" --out {shlex.quote(str(out))}" if out != Path("runs") else ""
     code = write_report(chosen, store, runs, out, command, json)
@@ -225,7 +225,7 @@ def ready(runs: "Sequence[tuple[Point, Run]]") -> "list[tuple[Point, Run]]":
 def conduct(
     chosen: "Sweep",
     store: "Store",
-    search: str,
+    search: "Literal['grid', 'bracket', 'beside']",
     engine: str,
     workers: int | None = None,
     ranks: int = 1,
@@ -238,14 +238,14 @@ def conduct(
     from completep.study.engine import with_data
 
     runs = ready(chosen.runs())
-    board = make_board(chosen, store, runs, search == "bracket")
+    board = make_board(chosen, store, runs, search != "grid")
     where = make_engine(engine, store, workers, ranks, micro_batch, address, board.on_event)
     try:
         with watching(board), stopping_at_sigterm():
             if search == "grid":
                 failed = where.run([run for _, run in runs])
             else:
-                runs, failed = Search(chosen, where, with_data).run()
+                runs, failed = Search(chosen, where, with_data, walk=search == "bracket").run()
     except KeyboardInterrupt:
         board.talk.print(f"stopped: {board.counts()}; the same command goes on")
         raise
@@ -260,8 +260,8 @@ def conduct(
         )
     if board.before:
         talk.print(f"{board.before} of {len(board.folders)} runs were there already")
-    if search == "bracket":
-        talk.print(f"bracketing took {len({store.folder(r) for _, r in runs})} runs of the grid's {len(board.folders)}")
+    if search != "grid":
+        talk.print(f"the search took {len({store.folder(r) for _, r in runs})} runs of the grid's {len(board.folders)}")
     return runs, failed
 
 

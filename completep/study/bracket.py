@@ -33,6 +33,7 @@ class Search:
     sweep: Sweep
     engine: Engine
     ready: Callable[[Run], Run] = lambda run: run
+    walk: bool = True  # whether curves other than the smallest shape's go on from the three values they start with
 
     def run(self) -> tuple[list[tuple[Point, Run]], list[Run]]:
         """(the points that were run, the runs that failed)."""
@@ -49,13 +50,14 @@ class Search:
         failed: list[Run] = []
         start = values[len(values) // 2]
         for group in (smallest, rest):
-            found = self._walk({k: curves[k] for k in group}, name, values, start, done, failed)
+            once = group is rest and not self.walk
+            found = self._walk({k: curves[k] for k in group}, name, values, start, done, failed, once)
             start = found if found is not None else start
         return done, failed
 
     def _walk(
         self, curves: dict[Curve, list[Point]], name: str, values: list[float], start: float,
-        done: list[tuple[Point, Run]], failed: list[Run],
+        done: list[tuple[Point, Run]], failed: list[Run], once: bool,
     ) -> float | None:  # fmt: skip
         """Walk these curves together, round by round; the best value of the first."""
         losses: dict[Curve, dict[float, float]] = {key: {} for key in curves}
@@ -74,6 +76,8 @@ class Search:
             for key, tried in wanted.items():
                 for value in tried:
                     losses[key][value] = self._loss([run for p, run in batch if p[name] == value and _matches(p, key)])
+            if once:
+                break
         first = next(iter(losses.values()), {})
         return min(first, key=lambda v: first[v]) if first else None
 

@@ -77,30 +77,37 @@ def judged(frame: pl.DataFrame, hyperparameter: str, base: Shape) -> list[transf
 
 
 def find_transfer_once(base: Shape) -> Callable[[pl.DataFrame], Outcome]:
-    """From one seed, without intervals: what does the base's best η cost in the deepest model?"""
+    """From one seed, without intervals: what becomes of the base's best η in the deepest model?
+
+    FAIL is what one seed can tell: more than 1 % lost to a better η there, or a loss above the base's own. Between CompleteP and
+    muP that is plain; alpha=0.5 lies between them and is told, not judged.
+    """
 
     def find(frame: pl.DataFrame) -> Outcome:
         verdicts = judged(frame, "lr", base)
         depth = max((s.shape.depth for t in verdicts for s in t.shapes), default=base.depth)
         deepest = {t.rules: s for t in verdicts for s in t.shapes if s.shape.depth == depth}
-        words: dict[str, verdict.Word] = {
-            r: "PASS" if at.regret <= 100 * COMPETITIVE else "FAIL" for r, at in deepest.items()
-        }
-        told = f"the η tuned at depth {base.depth} ({power(verdicts[0].best)}) costs at depth {depth} "
-        told += ", ".join(f"{at.regret:.1f} % of the loss under {named(r)}" for r, at in deepest.items())
+        words = {t.rules: _once(t, deepest[t.rules]) for t in verdicts if t.rules in deepest}
+        told = f"the η tuned at depth {base.depth} ({power(verdicts[0].best)}) gives at depth {depth} a loss of "
+        told += ", ".join(
+            f"{at.loss:.2f} under {named(r)} ({at.regret:.1f} % above the best there)" for r, at in deepest.items()
+        )
+        told += f"; at depth {base.depth} it is {verdicts[0].best_loss:.2f}"
         table = transfer_table(verdicts).drop("verdict", "drift_low", "drift_high", "regret_low", "regret_high")
-        said = [replace(t, word=words.get(t.rules, t.word), why=_once(deepest.get(t.rules))) for t in verdicts]
-        return Outcome(_only_completep(words), told, table, said)
+        said = [replace(t, word=words.get(t.rules, t.word), why=_where(deepest.get(t.rules))) for t in verdicts]
+        return Outcome(
+            _only_completep({r: w for r, w in words.items() if r in ("completep", "mup")}), told, table, said
+        )
 
     return find
 
 
-def _once(at: "transfer.AtShape | None") -> str:
-    return (
-        ""
-        if at is None
-        else f"moves {at.drift:+.1f} octaves to depth {at.shape.depth}, where the base's costs {at.regret:.1f} %"
-    )
+def _once(t: transfer.Transfer, at: transfer.AtShape) -> verdict.Word:
+    return "FAIL" if at.regret > 100 * COMPETITIVE or at.loss > t.best_loss * (1 + TELL) else "PASS"
+
+
+def _where(at: "transfer.AtShape | None") -> str:
+    return "" if at is None else f"at depth {at.shape.depth} the base's best is {at.regret:.1f} % above the best"
 
 
 def _only_completep(words: Mapping[str, str]) -> Agreement:
