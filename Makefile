@@ -1,5 +1,6 @@
 # make demo   tune the learning rate at depth 2, use it at 8 and 32: a few minutes, with a report
 # make test   everything that must hold: formatting, lint, types, tests
+# make docs   the site, in site/
 # Each sets itself up on first use (Python ≥ 3.11 is all it needs) and is quick after that.
 
 PYTHON ?= python3
@@ -7,7 +8,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint docs bench clean
 
 demo: $(VENV)/.core
 	$(BIN)/completep demo
@@ -19,6 +20,9 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(VENV)/.test
+	$(BIN)/python -m mkdocs build --strict
 
 bench: $(VENV)/.test
 	$(BIN)/python benchmarks/rules_cost.py

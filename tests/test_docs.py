@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -102,3 +104,17 @@ def test_the_depth_figure_is_what_its_numbers_say():
     for depth, loss in last.iter_rows():
         assert re.search(rf"\| {depth} \| \**{loss:.3f}", (ROOT / "docs" / "train.md").read_text())
     assert b"deeper is better" in render(depth_chart(frame), "svg")
+
+
+def test_the_site_builds_without_a_broken_link(tmp_path, monkeypatch):
+    """Strict: a link or a name of the API that leads nowhere stops it."""
+    pytest.importorskip("mkdocs", reason="needs the extra `docs`")
+    monkeypatch.setenv("NO_MKDOCS_2_WARNING", "1")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = {p.relative_to(tmp_path / "site").as_posix() for p in (tmp_path / "site").rglob("*.html")}
+    assert {"index.html", "rules.html", "api.html", "faq.html", "comparison.html", "results/index.html"} <= pages
+    assert "parametrize" in (tmp_path / "site" / "api.html").read_text()

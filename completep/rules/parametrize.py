@@ -35,12 +35,15 @@ def parametrize(
 ) -> Scaling:
     """Give `model` the scaling that `rules` prescribe for its size relative to `base`.
 
-    base      the tuned model: a factory (built on the meta device, so its size costs nothing), or Shape(width, depth)
-    style     "multiplier": factors in the forward pass; "folded": the same training run with ordinary weights only
-    roles     {name pattern: Role} for parameters whose role cannot be found, or should be another
-    writers   name patterns of the parameters that write last into each residual branch, if they cannot be found
-    example   inputs to run the model on, if they cannot be guessed: a tensor, a tuple of arguments, a dict
-    specimen  a small model of the same class to examine instead, if model and base are both too large to run
+    Args:
+        model: yours, on any device, the meta device included.
+        base: the tuned model: a factory (built on the meta device, so its size costs nothing), or Shape(width, depth).
+        rules: COMPLETEP, alpha(0.5), MUP or SP.
+        style: "multiplier": factors in the forward pass; "folded": the same training run with ordinary weights only.
+        roles: {name pattern: Role} for parameters whose role cannot be found, or should be another.
+        writers: name patterns of the parameters that write last into each residual branch, if they cannot be found.
+        example: inputs to run the model on, if they cannot be guessed: a tensor, a tuple of arguments, a dict.
+        specimen: a small model of the same class to examine instead, if model and base are both too large to run.
     """
     _check_arguments(model, rules, roles)
     if style not in ("multiplier", "folded"):

@@ -60,7 +60,7 @@ def test_gpt2_is_what_the_tokenizers_library_makes_of_the_same_files(tmp_path):
     """An independent implementation of the same merges, over text with everything in it."""
     from tokenizers import ByteLevelBPETokenizer
 
-    for name, data in module._gpt2_files().items():
+    for name, data in module.gpt2_files().items():
         (tmp_path / name).write_bytes(data)
     other = ByteLevelBPETokenizer(str(tmp_path / "encoder.json"), str(tmp_path / "vocab.bpe"))
     text = Path(json.__file__).read_text() + " It's 12,345 naïve 日本語 \U0001f600\t\r\n\n  end   "
@@ -147,7 +147,7 @@ def test_without_the_packages(monkeypatch, package):
 
 @pytest.mark.parametrize("name", ["encoder.json", "vocab.bpe"])
 def test_a_changed_vocabulary_is_refused(monkeypatch, tmp_path, name):
-    files = module._gpt2_files()
+    files = module.gpt2_files()
     (tmp_path / "data").mkdir()
     for other, data in files.items():
         (tmp_path / "data" / other).write_bytes(data)

@@ -92,7 +92,7 @@ def test_mup_at_base_width_is_sp(L):
 def test_mup_does_scale_weight_decay_and_epsilon(N, L):
     hidden = MUP.rule(Role.HIDDEN)
     assert hidden.weight_decay(N, L) == N
-    assert hidden.eps(N, L) == 1 / N
+    assert hidden.eps(N, L) == pytest.approx(1 / N, rel=1e-14)
 
 
 @given(N=ratios, L=ratios)

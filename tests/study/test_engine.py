@@ -85,6 +85,10 @@ def test_what_another_process_holds_is_waited_for(data, tmp_path):
     assert events == []
 
 
+def at_work(store: Path, since: float) -> bool:
+    return any(p.stat().st_mtime > since for p in store.glob("*/metrics.jsonl"))
+
+
 def test_sixty_runs_killed_at_twenty_random_moments(data, tmp_path):
     """Kill everything with -9 again and again; in the end the frame equals an undisturbed one, and nothing was lost or redone."""
     runs = [with_data(small_run(data, seed=seed)) for seed in range(60)]
@@ -102,7 +106,10 @@ def test_sixty_runs_killed_at_twenty_random_moments(data, tmp_path):
             start_new_session=True,
             stderr=subprocess.DEVNULL,
         ) as study:
-            time.sleep(moments.uniform(2.5, 5.5))
+            begun = time.time()
+            while not at_work(tmp_path / "store", begun) and time.time() < begun + 60:
+                time.sleep(0.05)
+            time.sleep(moments.uniform(0, 1.5))
             os.killpg(study.pid, signal.SIGKILL)
         now = {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in (tmp_path / "store").glob("*/result.json")}
         assert written.items() <= now.items()  # what was done stays, and is not done again

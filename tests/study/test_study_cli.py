@@ -138,16 +138,15 @@ def start(*words, **options):
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
 
-@pytest.mark.parametrize("most", [20_000, 400_000, 1_000_000])
+@pytest.mark.parametrize("most", [20_000, 400_000])
 def test_a_full_disk_is_told_and_with_space_the_same_command_goes_on(tmp_path, most):
-    """Files may not grow past so much, as on a full disk: first the records do not fit, then checkpoints, then weights."""
+    """Files may not grow past so much, as on a full disk: the log of a run that fails, or its weights."""
     words = ("study", "lr-transfer", *FEW, "--out", tmp_path, "--workers", 1)
     full = start(*words, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)))
     said = full.communicate(timeout=120)[1].replace("\n", " ")
-    if most < 1_000_000:
-        assert full.returncode == 2
-        assert "all 3 runs failed" in said
-        assert "space" in said
+    assert full.returncode == 2
+    assert "all 3 runs failed" in said
+    assert "space" in said
     again = start(*words, "--json")
     out, said = again.communicate(timeout=120)
     assert again.returncode == 0, said
