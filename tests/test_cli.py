@@ -133,14 +133,19 @@ def test_the_coordinate_check_blames_what_is_wrong(tmp_path, capsys):
     assert not {*first["files"]} & {*second["files"]}
 
 
-def test_the_demo_tunes_at_the_base_and_reports(tmp_path, capsys):
-    """The real thing with shallow models: another seed gives other losses."""
+def test_the_demo_tunes_at_the_base_and_reports(tmp_path, capsys, monkeypatch):
+    """The real thing with shallow models and few steps: another seed gives other losses."""
+    from dataclasses import replace
+
+    from completep.study import scale
+
+    monkeypatch.setattr(scale, "LAPTOP", replace(scale.LAPTOP, tokens=30 * 1024))
     answers = []
     for seed in (0, 1):
         assert main(["demo", "--depths", "1", "2", "--seed", str(seed), "--out", str(tmp_path), "--json"]) == 0
         answers.append(json.loads(capsys.readouterr().out))
     first, second = ([row["loss_at_base_best"] for row in a["table"]] for a in answers)
-    assert all(1.8 < loss < 3 for loss in first + second)
+    assert all(2 < loss < 4 for loss in first + second)
     assert not set(first) & set(second)
     assert answers[0]["table"][0]["best_lr"] == pytest.approx(answers[1]["table"][0]["best_lr"], rel=1.0)
     assert "tuned at depth 1" in answers[0]["sentence"]

@@ -107,7 +107,9 @@ def train(
         return loss
 
     status: Literal["done", "diverged", "stopped"] = "done"
-    last_loss: float | None = None
+    last_loss = (
+        metrics.last_loss()
+    )  # of a run that was cut off between its last step and its result, it is all there is
     validation_loss: float | None = None
     began = clock = time.perf_counter()
     step = logged = start

@@ -61,6 +61,12 @@ class Metrics:
                 f"cannot write {self.path}: {error.strerror}", fix="free some space, then run the same command again"
             ) from error
 
+    def last_loss(self) -> float | None:
+        """The latest training loss that was written down."""
+        if not self.path.exists():
+            return None
+        return next((r.loss for r in reversed(list(read_metrics(self.path))) if r.kind == "step"), None)
+
     def keep_until(self, step: int) -> None:
         """Forget what came after a checkpoint: the resumed run will write it again."""
         if not self.path.exists():

@@ -141,17 +141,17 @@ def start(*words, **options):
 @pytest.mark.parametrize("most", [20_000, 400_000])
 def test_a_full_disk_is_told_and_with_space_the_same_command_goes_on(tmp_path, most):
     """Files may not grow past so much, as on a full disk: the log of a run that fails, or its weights."""
-    words = ("study", "lr-transfer", *FEW, "--out", tmp_path, "--workers", 1)
+    words = ("study", "lr-transfer", "--set", "depth=2", "lr=2^-6", "seed=0", "rules=completep", "--out", tmp_path)
     full = start(*words, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)))
     said = full.communicate(timeout=120)[1].replace("\n", " ")
     assert full.returncode == 2
-    assert "all 3 runs failed" in said
+    assert "all 1 runs failed" in said
     assert "space" in said
     again = start(*words, "--json")
     out, said = again.communicate(timeout=120)
     assert again.returncode == 0, said
-    assert len(list(tmp_path.glob("store/*/result.json"))) == 3
-    assert len(list(tmp_path.glob("store/*/model.safetensors"))) == 3
+    assert len(list(tmp_path.glob("store/*/result.json"))) == 1
+    assert len(list(tmp_path.glob("store/*/model.safetensors"))) == 1
     assert json.loads(out)["table"][0]["depth"] == 2
 
 
@@ -161,7 +161,7 @@ def test_a_stop_saves_and_the_same_command_goes_on(tmp_path, number):
         "study",
         "lr-transfer",
         "--set",
-        "depth=8",
+        "depth=4",
         "lr=2^-7,2^-6,2^-5",
         "seed=0",
         "rules=completep",

@@ -359,3 +359,18 @@ def test_bad_input_is_told_before_the_first_step(changes, how, message, data, tm
 def test_an_unwritable_folder(data):
     with pytest.raises(UserError, match="cannot write"):
         train(small_run(data), __import__("pathlib").Path("/proc/nowhere/run"), EACH)
+
+
+def test_a_run_cut_off_between_its_last_step_and_its_result_ends_as_if_it_were_not(tmp_path):
+    data = small_data(tmp_path / "d")
+    whole = train(small_run(data), tmp_path / "whole", How(peak=1e11))
+    again = tmp_path / "cut"
+    train(small_run(data), again, How(peak=1e11))
+    (again / "result.json").unlink()
+    found = train(small_run(data), again, How(peak=1e11))
+    assert (found.train_loss, found.validation_loss, found.step) == (
+        whole.train_loss,
+        whole.validation_loss,
+        whole.step,
+    )
+    assert found.train_loss is not None
