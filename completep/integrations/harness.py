@@ -173,12 +173,12 @@ def load(manager: "TaskManager", tasks: Sequence[str]) -> Any:
 @contextmanager
 def local_tasks(tasks: Sequence[str], data: Path | None) -> "Iterator[TaskManager]":
     """The official tasks on the user's own files: their YAML is included, and only says another place for the data."""
+    root = Path(str(harness().__file__)).parent / "tasks"
     from lm_eval.tasks import TaskManager
 
     if data is None:
         yield TaskManager(verbosity="ERROR")
         return
-    root = Path(str(harness().__file__)).parent / "tasks"
     with tempfile.TemporaryDirectory() as folder, offline():
         for task in tasks:
             if task not in FILES:

@@ -277,8 +277,10 @@ def own_source() -> str:
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     """tokenizer.json and what transformers reads beside it. Bytes are a byte-level vocabulary without merges."""
-    import tokenizers
-
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise UserError("the package tokenizers is not installed", fix="pip install 'completep[hf]'") from error
     if tokenizer.name == "bytes":
         made = bytes_tokenizer()
     elif tokenizer.name == "gpt2":

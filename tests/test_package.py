@@ -1,0 +1,118 @@
+"""What is shipped: wheel and sdist build, install and run with nothing but themselves; optional parts name their extra."""
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    pytest.importorskip("hatchling", reason="needs the extra `test`")
+    folder = tmp_path_factory.mktemp("dist")
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-d", str(folder)], cwd=ROOT, check=True, capture_output=True
+    )
+    return folder
+
+
+def test_the_wheel_holds_what_runs(built):
+    with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
+        names = wheel.namelist()
+    for needed in ("completep/py.typed", "completep/report/page.html", "completep/cli/__init__.py"):
+        assert needed in names
+    assert any(n.startswith("completep/measure/") and n.endswith(".csv.gz") for n in names)
+    assert not any(n.startswith(("tests/", "runs/")) for n in names)
+
+
+def test_the_sdist_holds_what_builds_it(built):
+    with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
+        names = archive.getnames()
+    tails = {n.split("/", 1)[1] for n in names if "/" in n}
+    assert {"pyproject.toml", "LICENSE", "README.md", "Makefile", "constraints.txt", "completep/py.typed"} <= tails
+    assert not any(t.startswith("runs/") for t in tails)
+
+
+def test_it_installs_and_says_its_version(built, tmp_path):
+    wheel = next(built.glob("*.whl"))
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--target",
+        str(tmp_path),
+        str(wheel),
+    ]
+    subprocess.run(install, check=True, capture_output=True)
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    code = "import completep, sys; print(completep.__file__); print('torch' in sys.modules)"
+    where = subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert str(tmp_path) in where.stdout
+    assert where.stdout.split()[-1] == "False"  # importing it is light
+    said = subprocess.run(
+        [sys.executable, "-m", "completep", "--version"],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert said.stdout.startswith("completep 0.")
+
+
+HIDDEN = [
+    "ray",
+    "lm_eval",
+    "transformers",
+    "datasets",
+    "tensorboard",
+    "wandb",
+    "trackio",
+    "tiktoken",
+    "tokenizers",
+    "lightning",
+]
+
+
+def without_extras(code):
+    """Run with every optional package out of reach."""
+    block = f"import sys\nfor name in {HIDDEN!r}: sys.modules[name] = None\n"
+    return subprocess.run([sys.executable, "-c", block + code], capture_output=True, text=True, cwd=ROOT, check=False)
+
+
+def test_without_extras_the_core_works():
+    code = (
+        "import torch, completep as cp\nfrom examples.own_model import MyModel\n"
+        "s = cp.parametrize(MyModel(64, 4), base=lambda: MyModel(32, 2)); s.init_(0.02)\n"
+        "import completep.cli, completep.study.named, completep.report.page, completep.train.loop\nprint('fine')"
+    )
+    done = without_extras(code)
+    assert done.stdout.strip() == "fine", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "extra"),
+    [
+        (["train", "--width", "32", "--depth", "2", "--tokenizer", "gpt2"], "completep[gpt2]"),
+        (["study", "lr-transfer", "--engine", "ray", "--set", "depth=2", "seed=0", "--out", "{out}"], "completep[ray]"),
+        (["study", "downstream", "--out", "{out}"], "completep[eval]"),
+    ],
+)
+def test_a_missing_extra_is_named_with_its_install_command(words, extra, tmp_path):
+    filled = [w.format(out=tmp_path) for w in words]
+    done = without_extras(f"from completep.cli import main\nraise SystemExit(main({filled!r}))")
+    assert done.returncode == 2, done.stderr
+    assert extra in done.stderr
+    assert "pip install" in done.stderr
