@@ -48,7 +48,7 @@ def study(
 
     Args:
         name: which study.
-        scale: small shapes on the built-in corpus (each within half an hour on two cores), or the paper's own settings.
+        scale: small shapes on the built-in corpus (meant for half an hour on two cores), or the paper's own settings.
         set: other values of an axis, as depth=2,8 lr=2^-9,2^-8; --dry-run shows the axes.
         dry_run: only say what would run, with its FLOPs and about how long it takes.
         search: the whole grid, or walk to each curve's minimum and stop once it is bracketed.

@@ -374,7 +374,7 @@ def _savings(points: pl.DataFrame, labels: list[str]) -> Panel:
         "depth:Q",
         title="depth L (layers)",
         scale=alt.Scale(type="log", base=2, padding=10),
-        axis=alt.Axis(grid=False, format="d", tickCount=6),
+        axis=alt.Axis(grid=False, format="d", values=sorted(set(mine["depth"])), labelOverlap="greedy"),
     )
     y = alt.Y(
         "percent:Q",

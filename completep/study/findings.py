@@ -26,7 +26,7 @@ TELL = 0.005  # of the loss
 COMPETITIVE = 0.01  # of the loss: the paper's own margin for a good shape, here for a good ε too
 SAME_SIZE = 1.35  # non-embedding parameters within this ratio are one size
 UNSEEN: Agreement = "cannot be seen at this scale"
-NAMES = {"mup": "SP/muP", "completep": "CompleteP", "sp": "SP", "flat-eps=1": "without the depth rule"}
+NAMES = {"mup": "muP", "completep": "CompleteP", "sp": "SP", "flat-eps=1": "without the depth rule"}
 
 
 def named(rules: str) -> str:
