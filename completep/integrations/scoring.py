@@ -5,6 +5,7 @@ All endings of one beginning stand in one sequence: each sees the beginning and 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,8 @@ from torch import Tensor
 
 from completep.model.gpt import GPT, Places
 
-TOKENS = 8192  # in a batch, padding included
+TOKENS = {"cpu": 2048, "cuda": 16384}  # in a batch, padding included: a CPU is fastest with what its caches hold
+PARTED = 4  # a beginning with its endings may fill so many batches before the endings are parted
 ROWS = 1024  # of logits that are held at a time
 
 
@@ -35,15 +37,20 @@ class Tree:
     def __len__(self) -> int:
         return len(self.beginning) + sum(len(e) - 1 for e in self.endings)
 
+    def spans(self) -> Iterator[tuple[int, int]]:
+        """Where each ending stands in the sequence."""
+        return pairwise(accumulate((len(e) - 1 for e in self.endings), initial=len(self.beginning)))
+
 
 @torch.no_grad()
-def score(model: GPT, pairs: Sequence[Pair], *, longest: int, tokens: int = TOKENS) -> list[Score]:
+def score(model: GPT, pairs: Sequence[Pair], *, longest: int, tokens: int | None = None) -> list[Score]:
     """One score a pair, in their order. A pair longer than `longest` loses tokens at its start."""
+    tokens = tokens or TOKENS.get(model.embedding.weight.device.type, TOKENS["cuda"])
     cut = [shortened(pair, longest) for pair in pairs]
     endings: dict[tuple[int, ...], dict[tuple[int, ...], None]] = {}
     for beginning, ending in cut:
         endings.setdefault(beginning, {})[ending] = None
-    trees = sorted((tree for b, e in endings.items() for tree in planted(b, tuple(e), tokens)), key=len)
+    trees = sorted((tree for b, e in endings.items() for tree in planted(b, tuple(e), PARTED * tokens)), key=len)
     found: dict[Pair, Score] = {}
     for batch in batches(trees, tokens):
         found |= score_batch(model, batch)
@@ -58,11 +65,11 @@ def shortened(pair: Pair, longest: int) -> Pair:
     return whole[:read], whole[read:]
 
 
-def planted(beginning: tuple[int, ...], endings: Sequence[tuple[int, ...]], tokens: int) -> Iterator[Tree]:
-    """One tree, or as many as it takes for each to fit into a batch."""
+def planted(beginning: tuple[int, ...], endings: Sequence[tuple[int, ...]], most: int) -> Iterator[Tree]:
+    """One tree, or as many as it takes for none to be longer than `most`."""
     some: list[tuple[int, ...]] = []
     for ending in endings:
-        if some and len(Tree(beginning, (*some, ending))) > tokens:
+        if some and len(Tree(beginning, (*some, ending))) > most:
             yield Tree(beginning, tuple(some))
             some = []
         some.append(ending)
@@ -84,26 +91,19 @@ def batches(trees: Sequence[Tree], tokens: int) -> Iterator[list[Tree]]:
 def score_batch(model: GPT, trees: Sequence[Tree]) -> dict[Pair, Score]:
     device = model.embedding.weight.device
     time = max(map(len, trees))
-    token = torch.zeros(len(trees), time, dtype=torch.long)
+    token = torch.zeros(len(trees), time, dtype=torch.int32)
     position = torch.zeros_like(token)
-    branch = torch.full_like(token, -1)  # -1 is padding, 0 the beginning, then one number an ending
     rows: list[tuple[int, int, int]] = []  # (sequence, place, token that is predicted there)
     owners: list[Pair] = []
     for b, tree in enumerate(trees):
         start = len(tree.beginning)
-        token[b, :start] = torch.tensor(tree.beginning)
+        token[b, : len(tree)] = torch.tensor([*tree.beginning, *(t for e in tree.endings for t in e[:-1])])
         position[b, :start] = torch.arange(start)
-        branch[b, :start] = 0
-        at = start
-        for k, ending in enumerate(tree.endings):
-            inner = len(ending) - 1
-            token[b, at : at + inner] = torch.tensor(ending[:-1], dtype=torch.long)
-            position[b, at : at + inner] = start + torch.arange(inner)
-            branch[b, at : at + inner] = k + 1
-            rows += [(b, place, t) for place, t in zip((start - 1, *range(at, at + inner)), ending, strict=True)]
+        for ending, (at, end) in zip(tree.endings, tree.spans(), strict=True):
+            position[b, at:end] = torch.arange(start, start + end - at)
+            rows += [(b, place, t) for place, t in zip((start - 1, *range(at, end)), ending, strict=True)]
             owners += [(tree.beginning, ending)] * len(ending)
-            at += inner
-    places = Places(position.to(device), sees(position, branch).to(device))
+    places = Places(position.to(device), sees(trees, time).to(device))
     x = model.final_norm(model.stream(token.to(device), places))
     likelihood, best = predicted(model, x, torch.tensor(rows, device=device))
     found: dict[Pair, Score] = {}
@@ -113,13 +113,17 @@ def score_batch(model: GPT, trees: Sequence[Tree]) -> dict[Pair, Score]:
     return found
 
 
-def sees(position_BT: Tensor, branch_BT: Tensor) -> Tensor:
-    """The beginning sees what is before it; an ending sees the beginning and what is before it in itself; padding sees itself."""
-    mine, theirs = branch_BT[:, :, None], branch_BT[:, None, :]
-    related = (theirs == 0) & (mine >= 0) | (theirs == mine) & (mine > 0)
-    earlier = position_BT[:, None, :] <= position_BT[:, :, None]
-    itself = torch.eye(position_BT.shape[1], dtype=torch.bool)
-    return related & earlier | itself
+def sees(trees: Sequence[Tree], time: int) -> Tensor:
+    """Each token sees what stands before it, but an ending not the other endings. What padding sees is never looked at.
+
+    Only of the tokens after the shortest beginning: the others follow one another in every tree.
+    """
+    shared = min(len(tree.beginning) for tree in trees)
+    seen_BQT = torch.ones(time, time, dtype=torch.bool).tril()[shared:].repeat(len(trees), 1, 1)
+    for b, tree in enumerate(trees):
+        for at, end in tree.spans():
+            seen_BQT[b, at - shared : end - shared, len(tree.beginning) : at] = False
+    return seen_BQT
 
 
 def predicted(model: GPT, x_BTN: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:

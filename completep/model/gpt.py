@@ -34,8 +34,8 @@ def alibi_slopes(heads: int) -> Tensor:
 def alibi_mask(heads: int, distance_BTT: Tensor, dtype: torch.dtype) -> Tensor:
     """A penalty linear in distance; what lies ahead (a negative distance) is hidden. 4-D: a 3-D mask misses the fast CPU kernel."""
     slopes_H11 = alibi_slopes(heads).to(distance_BTT.device, dtype)[:, None, None]
-    mask_BHTT = -slopes_H11 * distance_BTT.to(dtype)[:, None]
-    return mask_BHTT.masked_fill((distance_BTT < 0)[:, None], float("-inf"))
+    seen_BTT = distance_BTT.to(dtype).masked_fill(distance_BTT < 0, float("inf"))
+    return -slopes_H11 * seen_BTT[:, None]
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,25 @@ class Places:
     """Where tokens stand when they do not simply follow one another: several endings of one beginning, for instance."""
 
     position_BT: Tensor
-    sees_BTT: Tensor  # which token may look at which
+    sees_BQT: Tensor  # which token each of the last Q may look at; those before them do follow one another
 
     def distance(self) -> Tensor:
-        """How far back each token looks at each other; -1 where it may not."""
-        distance_BTT = self.position_BT[:, :, None] - self.position_BT[:, None, :]
-        return distance_BTT.masked_fill(~self.sees_BTT, -1)
+        """How far back the last Q tokens look at each other token; -1 where they may not."""
+        own_BQ = self.position_BT[:, self.position_BT.shape[1] - self.sees_BQT.shape[1] :]
+        return (own_BQ[:, :, None] - self.position_BT[:, None, :]).masked_fill(~self.sees_BQT, -1)
+
+
+Mask = Tensor | None  # what attention adds to its logits; None is plain causal attention, which kernels know
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask | tuple[Mask, Tensor], scale: float) -> Tensor:
+    """With two masks, the second is that of the last tokens; the first tokens need not look at them at all."""
+    if isinstance(mask, tuple):
+        first, last = mask
+        here = q.shape[2] - last.shape[2]
+        y = attend(q[:, :, :here], k[:, :, :here], v[:, :, :here], first, scale)
+        return torch.cat((y, attend(q[:, :, here:], k, v, last, scale)), dim=2)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale)
 
 
 def rotate(x_BHTD: Tensor, position_BT: Tensor) -> Tensor:
@@ -72,7 +85,7 @@ class Attention(nn.Module):
         self.q_norm = norm(config, config.head_size) if config.qk_norm else None
         self.k_norm = norm(config, config.head_size) if config.qk_norm else None
 
-    def forward(self, x_BTN: Tensor, mask: Tensor | None, position_BT: Tensor) -> Tensor:
+    def forward(self, x_BTN: Tensor, mask: Mask | tuple[Mask, Tensor], position_BT: Tensor) -> Tensor:
         batch, time, width = x_BTN.shape
         heads = self.qkv(x_BTN).view(batch, time, 3, -1, self.head_size)
         q_BHTD, k_BHTD, v_BHTD = heads.permute(2, 0, 3, 1, 4).unbind(0)
@@ -80,9 +93,7 @@ class Attention(nn.Module):
             q_BHTD, k_BHTD = self.q_norm(q_BHTD), self.k_norm(k_BHTD)
         if self.rotary:
             q_BHTD, k_BHTD = rotate(q_BHTD, position_BT), rotate(k_BHTD, position_BT)
-        y_BHTD = F.scaled_dot_product_attention(
-            q_BHTD, k_BHTD, v_BHTD, attn_mask=mask, is_causal=mask is None, scale=self.scale
-        )
+        y_BHTD = attend(q_BHTD, k_BHTD, v_BHTD, mask, self.scale)
         out: Tensor = self.out(y_BHTD.transpose(1, 2).reshape(batch, time, width))
         return out
 
@@ -116,7 +127,7 @@ class Block(nn.Module):
         self.attention_norm, self.attention = norm(config, config.width), Attention(config)
         self.mlp_norm, self.mlp = norm(config, config.width), MLP(config)
 
-    def forward(self, x_BTN: Tensor, mask: Tensor | None, position_BT: Tensor) -> Tensor:
+    def forward(self, x_BTN: Tensor, mask: Mask | tuple[Mask, Tensor], position_BT: Tensor) -> Tensor:
         x_BTN = torch.add(x_BTN, self.attention(self.attention_norm(x_BTN), mask, position_BT), alpha=self.multiplier)
         return torch.add(x_BTN, self.mlp(self.mlp_norm(x_BTN)), alpha=self.multiplier)
 
@@ -172,12 +183,17 @@ class GPT(nn.Module):
             x_BTN = block(x_BTN, mask, position_BT)
         return x_BTN
 
-    def mask(self, position_BT: Tensor, places: Places | None, dtype: torch.dtype) -> Tensor | None:
-        """What attention adds to its logits; None is plain causal attention, which kernels know."""
-        if self.config.positions == "alibi":
-            plain = position_BT[:, :, None] - position_BT[:, None, :]
-            return alibi_mask(self.config.heads, plain if places is None else places.distance(), dtype)
-        return None if places is None else places.sees_BTT[:, None]
+    def mask(self, position_BT: Tensor, places: Places | None, dtype: torch.dtype) -> Mask | tuple[Mask, Tensor]:
+        if places is None or places.sees_BQT.shape[1] == 0:
+            return self.causal_mask(position_BT, dtype)
+        alibi = self.config.positions == "alibi"
+        last = alibi_mask(self.config.heads, places.distance(), dtype) if alibi else places.sees_BQT[:, None]
+        before = position_BT.shape[1] - last.shape[2]
+        return (self.causal_mask(position_BT[:1, :before], dtype), last) if before else last
+
+    def causal_mask(self, position_BT: Tensor, dtype: torch.dtype) -> Mask:
+        distance_BTT = position_BT[:, :, None] - position_BT[:, None, :]
+        return alibi_mask(self.config.heads, distance_BTT, dtype) if self.config.positions == "alibi" else None
 
     def forward(self, tokens_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:
         """Logits; with targets, their mean cross-entropy instead, without ever holding all logits at once."""
