@@ -55,21 +55,25 @@ def test_the_example_runs(monkeypatch, capsys):
     assert losses[-1] < losses[0] - 0.5
 
 
-def test_readme_python_runs(monkeypatch):
+PYTHON = [page for page in PAGES if blocks(page, "python")]
+
+
+@pytest.mark.parametrize("page", PYTHON, ids=lambda p: p.name)
+def test_python_runs(page, monkeypatch):
+    """A page's pieces in their order, after the README's first, with small sizes; each page may use `model`, `scaling`, `optimizer`."""
     monkeypatch.syspath_prepend(str(ROOT))
-    scope = {}
-    code = [
-        b.replace("width=1024, depth=48", "width=128, depth=4").replace("width=256", "width=64")
-        for b in blocks(ROOT / "README.md", "python")
-    ]
-    assert len(code) == 2
-    exec(code[0], scope)
-    ids = __import__("torch").arange(16)[None]
-    scope["model"](ids).logsumexp(-1).sum().backward()
-    exec(code[1], scope)
-    assert scope["scaling"].style == "folded"
-    for block in blocks(ROOT / "docs" / "rules.md", "python"):
+    scope: dict = {}
+    first, *rest = blocks(ROOT / "README.md", "python")
+    exec(first.replace("width=1024, depth=48", "width=128, depth=4").replace("width=256", "width=64"), scope)
+    scope["model"](__import__("torch").arange(16)[None]).logsumexp(-1).sum().backward()
+    for block in rest if page.name == "README.md" else blocks(page, "python"):
         exec(block, scope)
+    if page.name == "README.md":
+        assert scope["scaling"].style == "folded"
+
+
+def test_python_that_is_checked():
+    assert {page.name for page in PYTHON} >= {"README.md", "index.md", "rules.md"}
 
 
 def test_links_inside_the_project_lead_somewhere():
