@@ -1,9 +1,11 @@
 """A Llama from a config, trained with Hugging Face's Trainer, then folded, saved and used by plain transformers.
 
-python examples/hf_trainer.py
+python examples/hf_trainer.py [FOLDER]
 """
 
+import sys
 import tempfile
+from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Trainer, TrainingArguments, get_linear_schedule_with_warmup
@@ -39,29 +41,29 @@ def batches() -> list[dict[str, torch.Tensor]]:
     return [{"input_ids": row, "labels": row} for row in rows]
 
 
-def main() -> tuple[float, float, str]:
+def main(folder: Path) -> tuple[float, float, str]:
     torch.manual_seed(0)
     model = llama(width=64, depth=4)
     scaling = cp.parametrize(model, base=lambda: llama(width=32, depth=2))  # nothing else is said about the model
     scaling.init_(std=0.1, seed=0)
     optimizer = torch.optim.AdamW(scaling.param_groups(lr=2**-6, eps=1e-12), betas=(0.9, 0.95))
     schedule = get_linear_schedule_with_warmup(optimizer, STEPS // 5, STEPS)
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = TrainingArguments(
-            folder, max_steps=STEPS, per_device_train_batch_size=BATCH, logging_steps=10, report_to="none", save_strategy="no",
-            use_cpu=not torch.cuda.is_available(), max_grad_norm=0.0, disable_tqdm=True,
-        )  # fmt: skip
-        trainer = Trainer(model, arguments, train_dataset=batches(), optimizers=(optimizer, schedule))
-        trainer.train()
-        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-        scaling.fold(optimizer)  # from here on an ordinary Llama
-        model.save_pretrained(folder)
-        plain = AutoModelForCausalLM.from_pretrained(folder)
+    arguments = TrainingArguments(
+        str(folder), max_steps=STEPS, per_device_train_batch_size=BATCH, logging_steps=10, report_to="none", save_strategy="no",
+        use_cpu=not torch.cuda.is_available(), max_grad_norm=0.0, disable_tqdm=True,
+    )  # fmt: skip
+    trainer = Trainer(model, arguments, train_dataset=batches(), optimizers=(optimizer, schedule))
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    scaling.fold(optimizer)  # from here on an ordinary Llama
+    model.save_pretrained(folder)
+    plain = AutoModelForCausalLM.from_pretrained(folder)
     text = "def "
     said = plain.generate(torch.tensor([list(text.encode())]), max_new_tokens=16, do_sample=False, pad_token_id=0)
     return float(losses[0]), float(losses[-1]), bytes(said[0].tolist()).decode(errors="replace")
 
 
 if __name__ == "__main__":
-    first, last, text = main()
+    with tempfile.TemporaryDirectory() as scratch:
+        first, last, text = main(Path(sys.argv[1] if len(sys.argv) > 1 else scratch))
     print(f"loss {first:.3f} → {last:.3f}; plain transformers continues: {text!r}")
