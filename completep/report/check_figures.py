@@ -45,7 +45,7 @@ def coordinate_panels(
         return _panel(mine, axis, frame, colour, title, rules == columns[0], what)
 
     above = [panel(stream, r, STEP, f"{r}: {words[r]}", "RMS of last stream") for r in columns]
-    return above, [panel(roles, r, ROLE, _blamed(findings, r, axis), "moved by one role") for r in columns]
+    return above, [panel(roles, r, ROLE, f"{r}: {_blamed(findings, r, axis)}", "moved by one role") for r in columns]
 
 
 def _panel(
@@ -58,7 +58,7 @@ def _panel(
         "value:Q",
         title=f"{what} (RMS)" if "RMS" not in what else what,
         scale=alt.Scale(type="log", domain=[low / 1.15, high * 1.15], nice=False),
-        axis=alt.Axis(tickCount=5, format="~g", labels=first, title=None if not first else alt.Undefined),
+        axis=alt.Axis(tickCount=5, format="~g", title=None if not first else alt.Undefined),
     )
     x = alt.X(
         "size:Q",
@@ -85,7 +85,7 @@ def _blamed(findings: list[Finding], rules: str, axis: Axis) -> str:
     roles = [f for f in findings if (f.rules, f.axis) == (rules, axis) and "→" in f.quantity]
     names = [f.quantity.split(" →")[0] for f in roles if f.word == "FAIL"]
     if names:
-        return f"fails: {', '.join(names)}" if len(names) <= 2 else f"{len(names)} roles fail"
+        return f"{' and '.join(names)} fail" if len(names) <= 2 else f"{len(names)} roles fail"
     return "all roles pass" if all(f.word == "PASS" for f in roles) else "no role fails, some are unclear"
 
 

@@ -13,7 +13,7 @@ TEXT = """# {title}
 
 `{command}`
 
-**{headline}.** {sentence}.
+**{headline}.** Here: {sentence}.
 
 The paper: {claim}
 
@@ -36,7 +36,7 @@ def markdown(
     pictures = "\n".join(f"![{plain(f.title)}]({f.name}.svg)\n" for f in figures)
     return TEXT.format(
         title=plain(study.question), command=command.replace("`", "'"), headline=TONES[outcome.agreement][1],
-        sentence=plain(outcome.sentence[:1].upper() + outcome.sentence[1:]), claim=plain(study.claim), figures=pictures,
+        sentence=plain(outcome.sentence), claim=plain(study.claim), figures=pictures,
         table=table(outcome.table), files=", ".join(f"[{name}]({name})" for name in files),
         settings="\n".join(f"- {plain(name)}: {plain(value)}" for name, value in settings.items()),
     )  # fmt: skip

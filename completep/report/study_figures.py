@@ -7,6 +7,7 @@ the legend hides a series.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import altair as alt
@@ -100,7 +101,7 @@ def span_of(losses: pl.Series, outliers: float = 0.05) -> tuple[float, float]:
 
 
 def curves(
-    frame: pl.DataFrame, x: alt.X, field: str, colour: alt.Color, line: str, title: str, why: str,
+    frame: pl.DataFrame, x: alt.X, field: str, colour: alt.Color, line: str, title: str, why: str | None,
     span: tuple[float, float], rule: float | None = None, first: bool = True,
 ) -> Panel:  # fmt: skip
     """Loss over a hyperparameter, a line per series: the best marked, what diverged as triangles on the upper edge."""
@@ -139,8 +140,11 @@ def curves(
     return panel
 
 
-def heading(title: str, why: str = "") -> alt.Title:
-    """A panel's title, its subtitle broken into lines that fit."""
+def heading(title: str, why: str | None = None) -> alt.Title:
+    """A panel's title, its subtitle broken into lines that fit; an empty one keeps its place."""
+    plain = partial(alt.Title, title, anchor="start", frame="group", fontSize=12)
+    if why is None:
+        return plain()
     lines: list[str] = []
     for word in why.split():
         if lines and len(lines[-1]) + len(word) < 42:
@@ -148,7 +152,7 @@ def heading(title: str, why: str = "") -> alt.Title:
         else:
             lines.append(word)
     lines += [" "] * (2 - len(lines))  # so that panels side by side stand level
-    return alt.Title(title, subtitle=lines, anchor="start", frame="group", fontSize=12, subtitleFontSize=10)
+    return plain(subtitle=lines, subtitleFontSize=10)
 
 
 # The studies --------------------------------------------------------------------------------------------------------------------
@@ -232,7 +236,7 @@ def eps(study: Study, frame: pl.DataFrame, outcome: Outcome) -> list[Figure]:
             colour,
             "depth",
             titles.get(r, named(r)),
-            "",
+            None,
             span,
             None,
             i == 0,
@@ -320,7 +324,7 @@ def _lines(
     title: str,
     tips: list[Any],
     field: str = "label",
-    why: str = "",
+    why: str | None = None,
 ) -> Panel:
     """Lines with their points; what diverged lies on the upper edge as triangles."""
     hidden, measured = hiding(field), "percent"
@@ -390,6 +394,7 @@ def _savings(points: pl.DataFrame, labels: list[str]) -> Panel:
         "What CompleteP saves",
         ["size:N", "depth:Q", alt.Tooltip("percent:Q", format=".1f")],
         "size",
+        "",
     )
 
 
@@ -493,7 +498,7 @@ def grid(study: Study, frame: pl.DataFrame, outcome: Outcome) -> list[Figure]:
                     ordered("eta", "η", names),
                     "eta",
                     f"{named(str(rules))}, N = {width}, by {'λ' if field == 'weight_decay' else 'τ'}",
-                    "",
+                    None,
                     span_of(part["loss"]),
                     None,
                     not panels,
@@ -520,10 +525,11 @@ def horizon(study: Study, frame: pl.DataFrame, outcome: Outcome) -> list[Figure]
     y = alt.Y("shape:N", title="N × L", sort=points["shape"].unique(maintain_order=True).to_list())
     dots = (
         alt.Chart(points)
-        .mark_point(filled=True, size=130)
+        .mark_point(filled=True, size=90)
         .encode(
             x=x,
             y=y,
+            yOffset=alt.YOffset("label:N", sort=[named(str(r)) for r in study.axes["rules"]]),
             color=by_rules([str(r) for r in study.axes["rules"]]),
             opacity=seen(hidden),
             shape=alt.Shape(
@@ -533,7 +539,7 @@ def horizon(study: Study, frame: pl.DataFrame, outcome: Outcome) -> list[Figure]
         )
     )
     panel = alt.layer(dots.add_params(hidden)).properties(
-        width=2 * WIDTH, height=alt.Step(44), title=heading("Loss by shape")
+        width=2 * WIDTH, height=alt.Step(16), title=heading("Loss by shape")
     )
     return [Figure(study.name, study.question, (panel,))]
 
@@ -566,13 +572,20 @@ def downstream(study: Study, frame: pl.DataFrame, outcome: Outcome) -> list[Figu
 def coordinates(study: Study, found: Any, outcome: Outcome) -> list[Figure]:
     above, below = check_figures.coordinate_panels(found, outcome.detail, "depth")
     return [
-        Figure(f"{study.name}-1", study.question, tuple(above)),
-        Figure(f"{study.name}-2", "How far does each role's update alone move the stream or the logits?", tuple(below)),
+        Figure(f"{study.name}-1", study.question, tuple(above), columns=2),
+        Figure(
+            f"{study.name}-2",
+            "How far does each role's update alone move the stream or the logits?",
+            tuple(below),
+            columns=2,
+        ),
     ]
 
 
 def laziness(study: Study, frame: pl.DataFrame, outcome: Outcome) -> list[Figure]:
-    return [Figure(study.name, study.question, (check_figures.laziness_chart(frame, outcome.detail),))]
+    told = heading("Median and quartiles over seeds; ▲ the forward pass overflows float32")
+    chart = check_figures.laziness_chart(frame, outcome.detail).properties(title=told)
+    return [Figure(study.name, study.question, (chart,))]
 
 
 DRAWN: dict[str, Callable[[Study, Any, Outcome], list[Figure]]] = {
