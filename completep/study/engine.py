@@ -28,6 +28,7 @@ from completep.train.loop import How, claim, open_corpus, train
 
 ELSEWHERE, STOPPED = 3, 4  # exit codes of a run's process: another process has it; it was asked to stop
 TRIES = 2
+PRELOADED = ("cattrs", "safetensors.torch", "torch._dynamo")  # what every run imports sooner or later: a second each time
 POLL = 0.5  # seconds
 SHARE = 0.8  # of the memory that is free may be planned for
 INTERPRETER = 0.4e9  # bytes that a process takes before its model
@@ -77,7 +78,7 @@ class Local:
         seats = groups[: self.workers] or [None] * self.workers
         taken: dict[BaseProcess, str | None] = {}
         context = multiprocessing.get_context("forkserver")  # forks of a server that has torch imported start at once
-        context.set_forkserver_preload(["completep.study.engine"])
+        context.set_forkserver_preload(["completep.study.engine", *PRELOADED])
         free = available_memory()
         try:
             while todo or running:
@@ -89,7 +90,8 @@ class Local:
                     process.start()
                     running[process], taken[process] = run, seat
                     self.on_event(Event("started", run))
-                for process in [p for p in running if p.sentinel in wait([p.sentinel for p in running], POLL)]:
+                ended = wait([process.sentinel for process in running], POLL)
+                for process in [p for p in running if p.sentinel in ended]:
                     run = running.pop(process)
                     process.join()
                     seats.append(taken.pop(process))

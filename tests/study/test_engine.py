@@ -107,14 +107,14 @@ def test_sixty_runs_killed_at_twenty_random_moments(data, tmp_path):
             stderr=subprocess.DEVNULL,
         ) as study:
             begun = time.time()
-            while not at_work(tmp_path / "store", begun) and time.time() < begun + 60:
-                time.sleep(0.05)
-            time.sleep(moments.uniform(0, 1.5))
+            while study.poll() is None and not at_work(tmp_path / "store", begun):
+                time.sleep(0.02)
+            time.sleep(moments.uniform(0, 0.6))
             os.killpg(study.pid, signal.SIGKILL)
         now = {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in (tmp_path / "store").glob("*/result.json")}
         assert written.items() <= now.items()  # what was done stays, and is not done again
         written = now
-    assert written  # the kills struck in the middle of the work, not only before it
+    assert 0 < len(written) < 60  # all kills struck in the middle of the work
     assert engine(tmp_path / "store").run(runs) == []
     assert engine(tmp_path / "calm").run(runs) == []
     columns = ["run", "status", "step", "train_loss", "validation_loss"]
