@@ -4,7 +4,9 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
+import polars as pl
 import pytest
 
 from completep.config import Run
@@ -15,6 +17,7 @@ from completep.study.scale import LAPTOP
 from completep.study.store import Store
 from completep.train.records import Result
 
+ROOT = Path(__file__).parents[2]
 GRID = [2.0**e for e in range(-12, -2)]
 
 
@@ -51,8 +54,22 @@ def bowl(drift, diverges=math.inf):
     return loss
 
 
+def measured(name):
+    """The losses of a sweep that was really run, from the page of its results."""
+    frame = pl.read_csv(ROOT / "docs" / "results" / name / "runs.csv")
+    losses = {(r["rules"], r["depth"], r["lr"], r["seed"]): r["loss"] for r in frame.iter_rows(named=True)}
+    return lambda run: losses[run.rules, run.model.depth, run.hyperparameters.lr, run.seed]
+
+
 def both(tmp_path, loss, *words):
-    study = study_named("lr-transfer", LAPTOP).narrowed(["lr=" + ",".join(f"2^{e}" for e in range(-12, -2)), *words])
+    return searched(
+        study_named("lr-transfer", LAPTOP).narrowed(["lr=" + ",".join(f"2^{e}" for e in range(-12, -2)), *words]),
+        tmp_path,
+        loss,
+    )
+
+
+def searched(study, tmp_path, loss):
     full, few = (Pretend(Store(tmp_path / name), loss) for name in ("full", "few"))
     full.run([run for _, run in study.runs()])
     points, failed = Search(study, few).run()
@@ -62,7 +79,14 @@ def both(tmp_path, loss, *words):
 
 @pytest.mark.parametrize("diverges", [math.inf, -5.0])
 def test_the_same_answer_with_fewer_runs(tmp_path, diverges):
-    study, full, few, grid, found = both(tmp_path, bowl({"mup": -0.5, "alpha=0.5": 0.4}, diverges))
+    alike(*both(tmp_path, bowl({"mup": -0.5, "alpha=0.5": 0.4}, diverges)))
+
+
+def test_the_same_answer_on_a_sweep_that_was_run(tmp_path):
+    alike(*searched(study_named("lr-transfer", LAPTOP), tmp_path, measured("lr-transfer")))
+
+
+def alike(study, full, few, grid, found):
     assert len(few.done) < 0.6 * len(full.done)
     for rules in study.axes["rules"]:
         for depth in study.axes["depth"]:
