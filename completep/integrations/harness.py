@@ -194,8 +194,22 @@ def local_tasks(tasks: Sequence[str], data: Path | None) -> "Iterator[TaskManage
         yield TaskManager(verbosity="ERROR", include_path=folder, include_defaults=False)
 
 
+def tasks_at(data: Path | None) -> list[str]:
+    """The paper's tasks; with a folder, those of them whose items it holds."""
+    found = [task for task in METRICS if data is None or local_files(data, task)]
+    if not found:
+        raise UserError(
+            f"{data} has no items", fix="put files there such as " + ", ".join(f"{task}.jsonl" for task in METRICS)
+        )
+    return found
+
+
+def local_files(data: Path, task: str) -> list[Path]:
+    return [data / f"{task}{suffix}" for suffix in SUFFIXES if (data / f"{task}{suffix}").is_file()]
+
+
 def local_file(data: Path, task: str) -> Path:
-    found = [data / f"{task}{suffix}" for suffix in SUFFIXES if (data / f"{task}{suffix}").is_file()]
+    found = local_files(data, task)
     if not found:
         raise UserError(
             f"{data} has no {task}.jsonl", fix="put the task's items there, in the fields of the official data set"

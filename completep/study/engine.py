@@ -28,7 +28,11 @@ from completep.train.loop import How, claim, open_corpus, train
 
 ELSEWHERE, STOPPED = 3, 4  # exit codes of a run's process: another process has it; it was asked to stop
 TRIES = 2
-PRELOADED = ("cattrs", "safetensors.torch", "torch._dynamo")  # what every run imports sooner or later: a second each time
+PRELOADED = (
+    "cattrs",
+    "safetensors.torch",
+    "torch._dynamo",
+)  # what every run imports sooner or later: a second each time
 POLL = 0.5  # seconds
 SHARE = 0.8  # of the memory that is free may be planned for
 INTERPRETER = 0.4e9  # bytes that a process takes before its model

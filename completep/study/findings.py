@@ -455,7 +455,8 @@ def find_downstream(frame: pl.DataFrame) -> Outcome:
     rest = average.with_columns(task=pl.lit("average"), metric=pl.lit(""), items=pl.lit(None, pl.Int64)).select(
         each.columns
     )
-    return Outcome(_all(found), "; ".join(told), pl.concat([each, rest], how="vertical_relaxed"))
+    over = "average of " + ", ".join(frame["task"].unique(maintain_order=True).to_list())
+    return Outcome(_all(found), f"{over}. " + "; ".join(told), pl.concat([each, rest], how="vertical_relaxed"))
 
 
 def _all(found: Sequence[Agreement]) -> Agreement:

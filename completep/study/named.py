@@ -144,8 +144,9 @@ def downstream(s: Scale) -> Sweep:
     def prepare() -> None:
         from completep.integrations import harness
 
-        with harness.local_tasks(list(harness.METRICS), s.items) as manager:
-            harness.load(manager, list(harness.METRICS))
+        tasks = harness.tasks_at(s.items)
+        with harness.local_tasks(tasks, s.items) as manager:
+            harness.load(manager, tasks)
 
     def examine(store: Store, runs: Sequence[tuple[Point, Run]]) -> pl.DataFrame:
         from completep.integrations import harness
@@ -163,7 +164,7 @@ def downstream(s: Scale) -> Sweep:
                     folder.name,
                     model,
                     tokenizer,
-                    list(harness.METRICS),
+                    harness.tasks_at(s.items),
                     data=s.items,
                     limit=s.item_limit,
                     longest=paper.SEQUENCE,

@@ -159,3 +159,12 @@ def test_the_downstream_study_takes_the_runs_that_are_there(items, tmp_path, cap
     assert {row["rules"] for row in answer["table"]} == {"completep", "mup"}
     assert Path(answer["files"][0]).exists()
     assert "--items" in Path(answer["files"][0]).read_text()
+
+
+def test_a_folder_with_some_tasks_is_those_tasks(items, tmp_path):
+    assert harness.tasks_at(None) == harness.tasks_at(items) == TASKS
+    (tmp_path / "piqa.jsonl").write_text((items / "piqa.jsonl").read_text())
+    assert harness.tasks_at(tmp_path) == ["piqa"]
+    (tmp_path / "piqa.jsonl").unlink()
+    with pytest.raises(UserError, match="has no items"):
+        harness.tasks_at(tmp_path)
