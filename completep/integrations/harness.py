@@ -15,28 +15,30 @@ import polars as pl
 
 from completep.data.tokenizer import Tokenizer
 from completep.errors import UserError
-from completep.integrations.scoring import Pair, continue_greedily, score
+from completep.integrations.scoring import Pair, Score, continue_greedily, score
 from completep.model.gpt import GPT
 
 if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
 
-# The paper's tasks and their metrics (App. "Downstream evaluation details"), and where the harness keeps them.
-METRICS = {
-    "hellaswag": "acc_norm",
-    "arc_easy": "acc_norm",
-    "lambada_openai": "acc",
-    "race": "acc",
-    "piqa": "acc_norm",
-    "boolq": "acc",
-}
-FILES = {
-    "hellaswag": "hellaswag/hellaswag.yaml",
-    "arc_easy": "arc/arc_easy.yaml",
-    "lambada_openai": "lambada/lambada_openai.yaml",
-    "race": "race/race.yaml",
-    "piqa": "piqa/piqa.yaml",
-    "boolq": "super_glue/boolq/default.yaml",
+
+@dataclass(frozen=True)
+class Task:
+    """One of the paper's tasks (App. "Downstream evaluation details"), and where the harness keeps it."""
+
+    metric: str
+    chance: float  # what guessing gives, in %
+    file: str
+    split: str
+
+
+TASKS = {
+    "hellaswag": Task("acc_norm", 25, "hellaswag/hellaswag.yaml", "validation"),
+    "arc_easy": Task("acc_norm", 25, "arc/arc_easy.yaml", "test"),
+    "lambada_openai": Task("acc", 0, "lambada/lambada_openai.yaml", "test"),
+    "race": Task("acc", 25, "race/race.yaml", "test"),
+    "piqa": Task("acc_norm", 50, "piqa/piqa.yaml", "validation"),
+    "boolq": Task("acc", 50, "super_glue/boolq/default.yaml", "validation"),
 }
 SUFFIXES = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
 
@@ -63,8 +65,11 @@ def as_lm(model: GPT, tokenizer: Tokenizer, longest: int) -> Any:
             return [int(i) for i in tokenizer.encode(string)]
 
         def _loglikelihood_tokens(self, requests: list[Any], **kwargs: Any) -> list[tuple[float, bool]]:
-            pairs: list[Pair] = [(tuple(begin), tuple(end)) for _, begin, end in requests]
-            return [(s.log_likelihood, s.greedy) for s in score(model, pairs, longest=longest)]
+            # A text of blanks may have no tokens: it begins where all texts do. An ending of none is sure.
+            pairs: list[Pair] = [(tuple(begin) or (self.prefix_token_id,), tuple(end)) for _, begin, end in requests]
+            found = iter(score(model, [pair for pair in pairs if pair[1]], longest=longest))
+            each = [next(found) if end else Score(0.0, True) for _, end in pairs]
+            return [(s.log_likelihood, s.greedy) for s in each]
 
         def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
             pairs: list[Pair] = []
@@ -108,6 +113,7 @@ class Evaluation:
 
     name: str
     tasks: Mapping[str, tuple[float, float]]  # task → accuracy, standard error
+    metrics: Mapping[str, str]
     items: Mapping[str, int]
 
     @property
@@ -133,25 +139,40 @@ def evaluate(
         lm, loaded = as_lm(model, tokenizer, longest), load(manager, tasks)
         # Zero-shot is what these tasks are by default; bootstrap is for perplexities only, which are not reported.
         options = {"limit": limit, "bootstrap_iters": 10, "log_samples": False, "verbosity": "ERROR"}
+        metrics = {task: metric_of(task, loaded["tasks"][task]) for task in tasks}
         with quietly():
             found = lm_eval.evaluate(lm=lm, task_dict=loaded, **options)
     scores, items = {}, {}
-    for task in tasks:
-        result = found["results"].get(task, {})
-        metric = METRICS.get(task) or next((m for m in ("acc_norm", "acc") if f"{m},none" in result), None)
-        if metric is None:
-            raise UserError(f"the task {task!r} has no accuracy", fix="use multiple-choice tasks, one name for each")
-        count = found["n-samples"][task]["effective"]
-        share = float(result[f"{metric},none"])
+    for task, metric in metrics.items():
+        result = found["results"][task]
         error = result.get(f"{metric}_stderr,none")
         # The standard error of a share, as the harness computes it; it gives none for a single item.
-        scores[task] = (100 * share, 100 * float(error) if isinstance(error, float) else float("nan"))
-        items[task] = int(count)
-    return Evaluation(name, scores, items)
+        scores[task] = (
+            100 * float(result[f"{metric},none"]),
+            100 * float(error) if isinstance(error, float) else float("nan"),
+        )
+        items[task] = int(found["n-samples"][task]["effective"])
+    return Evaluation(name, scores, metrics, items)
+
+
+def metric_of(name: str, task: Any) -> str:
+    """The paper's for its tasks; for others the normalised accuracy where there is one."""
+    if name in TASKS:
+        return TASKS[name].metric
+    known = set(task.aggregation())
+    found = next((m for m in ("acc_norm", "acc") if m in known), None)
+    if found is None:
+        raise UserError(
+            f"the task {name!r} has no accuracy, but {', '.join(sorted(known)) or 'nothing'}",
+            fix="use tasks with acc or acc_norm; for others give completep.integrations.harness.as_lm(…) to lm_eval itself",
+        )
+    return found
 
 
 def load(manager: "TaskManager", tasks: Sequence[str]) -> Any:
     """The tasks with their data; whatever goes wrong there is about the user's names, files or network."""
+    if not tasks or len(set(tasks)) < len(tasks):
+        raise UserError(f"tasks: {', '.join(tasks) or 'none'}", fix="name each task once, such as arc_easy piqa")
     known = set(manager.all_tasks)
     for task in tasks:
         if task not in known:
@@ -161,13 +182,18 @@ def load(manager: "TaskManager", tasks: Sequence[str]) -> Any:
             )
     try:
         with quietly():
-            return manager.load(list(tasks))
+            loaded = manager.load(list(tasks))
     except Exception as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(
             f"the data of {', '.join(tasks)} cannot be loaded: {first}",
             fix="check the files in --data, or without --data that the hub can be reached",
         ) from error
+    for task in tasks:
+        if task not in loaded["tasks"]:
+            some = ", ".join(list(loaded["tasks"])[:5])
+            raise UserError(f"{task!r} is a group of tasks", fix=f"name the tasks themselves, such as {some}")
+    return loaded
 
 
 @contextmanager
@@ -181,12 +207,11 @@ def local_tasks(tasks: Sequence[str], data: Path | None) -> "Iterator[TaskManage
         return
     with tempfile.TemporaryDirectory() as folder, offline():
         for task in tasks:
-            if task not in FILES:
-                raise UserError(f"no local form of the task {task!r}", fix="use one of " + ", ".join(FILES))
-            file = local_file(data, task)
-            split = "test" if task in ("arc_easy", "lambada_openai", "race") else "validation"
+            if task not in TASKS:
+                raise UserError(f"no local form of the task {task!r}", fix="use one of " + ", ".join(TASKS))
+            file, split = local_file(data, task), TASKS[task].split
             lines = {
-                "include": str(root / FILES[task]), "task": task, "dataset_path": SUFFIXES[file.suffix], "dataset_name": None,
+                "include": str(root / TASKS[task].file), "task": task, "dataset_path": SUFFIXES[file.suffix], "dataset_name": None,
                 "dataset_kwargs": {"data_files": {split: str(file.absolute())}}, "training_split": None, "fewshot_split": split,
                 "validation_split": split if split == "validation" else None,
             }  # fmt: skip
@@ -196,10 +221,10 @@ def local_tasks(tasks: Sequence[str], data: Path | None) -> "Iterator[TaskManage
 
 def tasks_at(data: Path | None) -> list[str]:
     """The paper's tasks; with a folder, those of them whose items it holds."""
-    found = [task for task in METRICS if data is None or local_files(data, task)]
+    found = [task for task in TASKS if data is None or local_files(data, task)]
     if not found:
         raise UserError(
-            f"{data} has no items", fix="put files there such as " + ", ".join(f"{task}.jsonl" for task in METRICS)
+            f"{data} has no items", fix="put files there such as " + ", ".join(f"{task}.jsonl" for task in TASKS)
         )
     return found
 
@@ -241,14 +266,17 @@ def offline() -> Iterator[None]:
 
 
 def table(found: Sequence[Evaluation]) -> pl.DataFrame:
-    """The paper's layout: a row a task and one for the average, a column a model."""
+    """The paper's layout: a row a task and one for the average; what guessing gives, then a column a model."""
     rows: list[dict[str, Any]] = []
-    for task in found[0].tasks:
-        row: dict[str, Any] = {"task": task, "metric": METRICS.get(task, "acc"), "items": found[0].items[task]}
+    for task, metric in found[0].metrics.items():
+        chance = TASKS[task].chance if task in TASKS else None
+        row: dict[str, Any] = {"task": task, "metric": metric, "items": found[0].items[task], "random": chance}
         for e in found:
             row |= {e.name: e.tasks[task][0], f"{e.name} ±": e.tasks[task][1]}
         rows.append(row)
-    last: dict[str, Any] = {"task": "average", "metric": "", "items": sum(found[0].items.values())}
+    chances = [row["random"] for row in rows]
+    mean = None if None in chances else sum(chances) / len(chances)
+    last: dict[str, Any] = {"task": "average", "metric": "", "items": sum(found[0].items.values()), "random": mean}
     for e in found:
         last |= {e.name: e.average[0], f"{e.name} ±": e.average[1]}
     return pl.DataFrame([*rows, last], infer_schema_length=None)

@@ -14,7 +14,7 @@ from torch import Tensor
 from completep.model.gpt import GPT, Places
 
 TOKENS = {"cpu": 2048, "cuda": 16384}  # in a batch, padding included: a CPU is fastest with what its caches hold
-PARTED = 4  # a beginning with its endings may fill so many batches before the endings are parted
+TREE = 2048  # tokens of one sequence, unless its beginning alone is half of that: masks grow with the square
 ROWS = 1024  # of logits that are held at a time
 
 
@@ -45,12 +45,15 @@ class Tree:
 @torch.no_grad()
 def score(model: GPT, pairs: Sequence[Pair], *, longest: int, tokens: int | None = None) -> list[Score]:
     """One score a pair, in their order. A pair longer than `longest` loses tokens at its start."""
+    if not all(begin and end for begin, end in pairs):
+        raise ValueError("a pair with an empty beginning or ending has no likelihood")
     tokens = tokens or TOKENS.get(model.embedding.weight.device.type, TOKENS["cuda"])
     cut = [shortened(pair, longest) for pair in pairs]
     endings: dict[tuple[int, ...], dict[tuple[int, ...], None]] = {}
     for beginning, ending in cut:
         endings.setdefault(beginning, {})[ending] = None
-    trees = sorted((tree for b, e in endings.items() for tree in planted(b, tuple(e), PARTED * tokens)), key=len)
+    width = model.config.width
+    trees = sorted((tree for b, e in endings.items() for tree in planted(b, tuple(e), width)), key=len)
     found: dict[Pair, Score] = {}
     for batch in batches(trees, tokens):
         found |= score_batch(model, batch)
@@ -65,14 +68,23 @@ def shortened(pair: Pair, longest: int) -> Pair:
     return whole[:read], whole[read:]
 
 
-def planted(beginning: tuple[int, ...], endings: Sequence[tuple[int, ...]], most: int) -> Iterator[Tree]:
-    """One tree, or as many as it takes for none to be longer than `most`."""
+def planted(beginning: tuple[int, ...], endings: Sequence[tuple[int, ...]], width: int) -> Iterator[Tree]:
+    """One tree, or several where reading the beginning again costs less than keeping the endings together.
+
+    In units of one query times one key: a token costs a block some 6·width beside attention, so another reading costs
+    s·(6·width + s/2); an ending of e tokens beside others of E in all makes the kernel look at 2·e·E pairs that do not see each other.
+    """
+    start = len(beginning)
+    again, most = start * (6 * width + start / 2), max(TREE, 2 * start)
     some: list[tuple[int, ...]] = []
+    beside = 0
     for ending in endings:
-        if some and len(Tree(beginning, (*some, ending))) > most:
+        inner = len(ending) - 1
+        if some and (2 * inner * beside > again or start + beside + inner > most):
             yield Tree(beginning, tuple(some))
-            some = []
+            some, beside = [], 0
         some.append(ending)
+        beside += inner
     yield Tree(beginning, tuple(some))
 
 

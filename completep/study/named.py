@@ -151,7 +151,7 @@ def downstream(s: Scale) -> Sweep:
 
     def examine(store: Store, runs: Sequence[tuple[Point, Run]]) -> pl.DataFrame:
         from completep.integrations import harness
-        from completep.integrations.runs import load_run
+        from completep.integrations.runs import accelerator, load_run
 
         found: dict[Path, harness.Evaluation] = {}
         rows: list[dict[str, Any]] = []
@@ -160,7 +160,7 @@ def downstream(s: Scale) -> Sweep:
             if (store.result(run) or {}).get("status") != "done":
                 continue  # what diverged has no weights
             if folder not in found:
-                model, tokenizer = load_run(folder)
+                model, tokenizer = load_run(folder, device=accelerator())
                 found[folder] = harness.evaluate(
                     folder.name,
                     model,
@@ -171,7 +171,7 @@ def downstream(s: Scale) -> Sweep:
                     longest=paper.SEQUENCE,
                 )
             for task, (score, error) in found[folder].tasks.items():
-                of = {"task": task, "metric": harness.METRICS[task], "items": found[folder].items[task]}
+                of = {"task": task, "metric": found[folder].metrics[task], "items": found[folder].items[task]}
                 rows.append({**point, "run": folder.name, **of, "score": score, "stderr": error})
         return pl.DataFrame(rows, infer_schema_length=None)
 

@@ -7,7 +7,7 @@ ITEMS = {
     "hellaswag": [
         {
             "ind": i, "activity_label": "Baking bread", "ctx_a": "A man kneads dough on a table.", "ctx_b": "he",
-            "ctx": "A man kneads dough on a table. he", "label": str(i % 4),
+            "ctx": "A man kneads dough on a table. he", "label": "01130"[i],
             "endings": ["puts it into the oven.", "throws it [title] at the moon.", "reads it a story.", "swims across it."],
             "source_id": "own", "split": "val", "split_type": "indomain",
         }

@@ -10,7 +10,7 @@ import pytest
 from completep.cli import main
 from completep.errors import UserError
 from completep.integrations import harness
-from completep.integrations.runs import load_run
+from completep.integrations.runs import load_run, longest_text
 from completep.integrations.scoring import Score, score
 from completep.study.engine import with_data
 from completep.train.loop import How, train
@@ -19,7 +19,7 @@ from tests.train.runs import small_data, small_run
 
 pytest.importorskip("lm_eval", reason="needs the extra `eval`")
 pytestmark = pytest.mark.filterwarnings("ignore")  # the harness's own
-TASKS = list(harness.METRICS)
+TASKS = list(harness.TASKS)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_all_six_tasks_with_their_prompts_and_metrics(items, runs):
 
 
 def test_a_model_that_knows_the_answers_scores_all(items, runs, monkeypatch):
-    """The other end of the scale: if the right ending is likeliest, every task gives 100 %."""
+    """The other end of the scale: the right ending is likeliest."""
     model, tokenizer = load_run(runs[0])
     right = {d["choices"]["text"]["ABCD".index(d["answerKey"])] for d in ITEMS["arc_easy"]}
 
@@ -88,6 +88,44 @@ def test_a_model_that_knows_the_answers_scores_all(items, runs, monkeypatch):
     monkeypatch.setattr(harness, "score", knows)
     found = harness.evaluate("x", model, tokenizer, ["arc_easy"], data=items, limit=None, longest=2048)
     assert found.tasks["arc_easy"] == (100, 0)
+
+
+def test_each_task_by_the_papers_metric(items, runs, monkeypatch):
+    """A model to which short endings are likelier, but long ones likelier by the letter: acc and acc_norm choose otherwise."""
+    model, tokenizer = load_run(runs[0])
+    monkeypatch.setattr(
+        harness, "score", lambda model, pairs, *, longest: [Score(-(len(end) ** 0.5), True) for _, end in pairs]
+    )
+    found = harness.evaluate("x", model, tokenizer, TASKS, data=items, limit=None, longest=2048)
+    longest_wins = {"hellaswag": 40, "arc_easy": 0, "piqa": 0}  # acc would give 20, 33 and 100
+    shortest_wins = {"race": 100, "boolq": 50}  # acc_norm would give 0 and 50
+    assert {t: s for t, (s, _) in found.tasks.items()} == {**longest_wins, **shortest_wins, "lambada_openai": 100}
+    assert harness.table([found])["random"].to_list()[:-1] == [25, 25, 0, 25, 50, 50]
+    assert harness.table([found])["random"][-1] == pytest.approx(29.2, abs=0.05)  # the paper's own average
+
+
+def test_texts_without_tokens(runs):
+    """A context of blanks may be no tokens at all, and so may an ending."""
+    model, tokenizer = load_run(runs[0])
+    lm = harness.as_lm(model, tokenizer, 64)
+    begin, end = (lm.prefix_token_id,), tuple(tokenizer.encode("fox"))
+    expected = score(model, [(begin, tuple(map(int, end)))], longest=64)[0].log_likelihood
+    found = lm._loglikelihood_tokens([(None, [], list(map(int, end))), (None, [1, 2], [])])
+    assert found[0][0] == pytest.approx(expected)
+    assert found[1] == (0.0, True)
+
+
+def test_how_much_is_read(runs):
+    folder = runs[0]
+    text = json.loads((folder / "run.json").read_text())
+    assert longest_text(folder, None) == 2048  # ALiBi
+    assert longest_text(folder, 100) == 100
+    for positions, alone, asked in (("rotary", text["sequence"], 5000), ("learned", text["sequence"], 2048)):
+        other = folder.parent / positions
+        other.mkdir()
+        (other / "run.json").write_text(json.dumps({**text, "model": {**text["model"], "positions": positions}}))
+        assert longest_text(other, None) == alone
+        assert longest_text(other, 5000) == asked
 
 
 def test_rolling_and_generation(runs):
@@ -127,14 +165,20 @@ def test_the_command_shows_runs_side_by_side(items, runs, capsys, tmp_path):
         assert answer["average"][run]["stderr"] == pytest.approx(sum(e * e for e in errors) ** 0.5 / 6)
     assert pl.read_csv(tmp_path / "table.csv").height == 7
     assert main(words[:-2]) == 0
-    assert re.search(r"best average: .* ± .* %", capsys.readouterr().out)
+    said = capsys.readouterr().out
+    assert re.search(r"best average: .* ± .* %", said)
+    assert re.search(r"hellaswag .* acc_norm .* 5 .* 25\.0 .* \d+\.\d ± \d+\.\d", said)
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         (["{run}", "--tasks", "helaswag", "--data", "{items}"], "no local form of the task 'helaswag'"),
-        (["{run}", "--data", "/nowhere"], "/nowhere has no hellaswag.jsonl"),
+        (["{run}", "--data", "/nowhere"], "/nowhere has no items"),
+        (["{run}", "--tasks", "race", "--data", "{broken}"], "has no race.jsonl"),
+        (["{run}", "--tasks", "piqa", "piqa", "--data", "{items}"], "name each task once"),
+        (["{run}", "--data", "{items}", "--out", "{broken}/piqa.jsonl"], "is there already"),
+        (["{run}", "/nowhere", "--data", "{items}"], "/nowhere has no model.safetensors"),
         (["/nowhere", "--data", "{items}"], "/nowhere has no model.safetensors"),
         (["{run}", "{run}", "--data", "{items}"], "named twice"),
         (["{run}", "--limit", "0", "--data", "{items}"], "--limit 0"),
@@ -149,6 +193,27 @@ def test_mistakes_are_told(words, told, items, runs, capsys, tmp_path):
     said = " ".join(capsys.readouterr().err.split())
     assert told in said
     assert "Traceback" not in said
+
+
+def test_only_tasks_with_an_accuracy(monkeypatch):
+    """Before anything is evaluated."""
+
+    class Words:
+        def aggregation(self):
+            return {"word_perplexity": None}
+
+    with pytest.raises(UserError, match=r"'wikitext' has no accuracy, but word_perplexity"):
+        harness.metric_of("wikitext", Words())
+
+    class Manager:
+        all_tasks = ("mmlu",)
+
+        def load(self, names):
+            return {"tasks": {"mmlu_anatomy": None, "mmlu_virology": None}, "groups": {"mmlu": None}}
+
+    with pytest.raises(UserError, match=r"'mmlu' is a group of tasks.*") as refused:
+        harness.load(Manager(), ["mmlu"])
+    assert "mmlu_anatomy, mmlu_virology" in refused.value.fix
 
 
 def test_the_downstream_study_takes_the_runs_that_are_there(items, tmp_path, capsys):

@@ -7,7 +7,17 @@ import torch
 import torch.nn.functional as F
 
 from completep.errors import UserError
-from completep.integrations.scoring import PARTED, Score, Tree, batches, continue_greedily, score, sees, shortened
+from completep.integrations.scoring import (
+    TREE,
+    Score,
+    Tree,
+    batches,
+    continue_greedily,
+    planted,
+    score,
+    sees,
+    shortened,
+)
 from completep.model.gpt import Places, gpt
 
 
@@ -140,14 +150,28 @@ def test_learned_positions_have_an_end():
     assert isinstance(score(m, [(tuple(range(30)), (1,))], longest=16)[0], Score)
 
 
-def test_many_endings_of_one_beginning_fit_into_batches(monkeypatch):
-    m, read = model(), []
-    stream = m.stream
-    monkeypatch.setattr(
-        m, "stream", lambda tokens, places=None: (read.append(tokens.numel()), stream(tokens, places))[1]
-    )
+def test_endings_share_a_beginning_while_that_pays():
+    """Behind one token each ending stands alone; behind a page they all share it; and no tree outgrows its bound."""
+    endings = [(*range(20, 50), i) for i in range(100)]
+    assert [len(t.endings) for t in planted((7,), endings, 64)] == [1] * 100
+    (whole,) = planted(tuple(range(1000)), endings[:4], 64)
+    assert whole.endings == tuple(endings[:4])
+    parted = list(planted(tuple(range(1000)), endings, 1024))
+    assert [e for t in parted for e in t.endings] == endings
+    assert 1 < len(parted) < 10
+    assert max(map(len, parted)) <= TREE
+    assert [t.endings for t in planted((7,), [(1,), (2,), (3,)], 64)] == [((1,), (2,), (3,))]  # one token costs nothing
+
+
+def test_many_endings_of_one_beginning():
+    m = model()
     asked = [((7,), tuple(torch.randint(61, (20,)).tolist())) for _ in range(30)]
     found = score(m, asked, longest=64, tokens=100)
-    assert 100 < max(read) <= PARTED * 100
     for pair, got in zip(asked, found, strict=True):
         assert got.log_likelihood == pytest.approx(naive(m, pair, 64)[0], abs=1e-4)
+
+
+def test_nothing_has_no_likelihood():
+    for pair in (((1, 2), ()), ((), (3,))):
+        with pytest.raises(ValueError, match="empty"):
+            score(model(), [pair], longest=64)
