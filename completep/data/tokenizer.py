@@ -170,7 +170,7 @@ def _from_json(path: Path) -> Tokenizer:
     try:
         import tokenizers
     except ImportError as error:
-        raise UserError(f"{path} needs the package tokenizers", fix="pip install tokenizers") from error
+        raise UserError(f"{path} needs the package tokenizers", fix="pip install 'completep[hf]'") from error
     data = path.read_bytes()
     try:
         loaded = tokenizers.Tokenizer.from_str(data.decode())

@@ -26,6 +26,7 @@ from completep.model.gpt import GPT
 
 Weights = dict[str, Tensor]
 EPS = 1e-5  # of every norm
+END = "<|end|>"  # of a text of bytes
 
 
 @dataclass(frozen=True)
@@ -176,8 +177,9 @@ def export(model: GPT, tokenizer: Tokenizer, folder: Path) -> str:
     """Write config.json, model.safetensors and the tokenizer; the name of the architecture."""
     from safetensors.torch import save
 
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder} is not empty", fix="export to a new folder")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} is there already", fix="export to a new folder")
+    spoken = tokenizer_files(tokenizer)  # what may be missing is missed before anything is written
     c = model.config
     ours = {name: p.detach().cpu().float() for name, p in model.state_dict().items()}
     target = next((t for t in TARGETS if t.fits(c)), None)
@@ -195,7 +197,8 @@ def export(model: GPT, tokenizer: Tokenizer, folder: Path) -> str:
     write_new(folder / "config.json", json.dumps(settings, indent=2) + "\n")
     write_new(folder / "model.safetensors", save({n: p.contiguous() for n, p in weights.items()}, {"format": "pt"}))
     write_new(folder / "generation_config.json", json.dumps(ends, indent=2) + "\n")
-    write_tokenizer(tokenizer, folder)
+    for file, text in spoken.items():
+        write_new(folder / file, text)
     return name
 
 
@@ -275,7 +278,7 @@ def own_source() -> str:
     return title + imports + inspect.getsource(configuration.GPTConfig) + "\n\n" + body.rstrip() + "\n" + WRAPPER
 
 
-def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+def tokenizer_files(tokenizer: Tokenizer) -> dict[str, str]:
     """tokenizer.json and what transformers reads beside it. Bytes are a byte-level vocabulary without merges."""
     try:
         import tokenizers
@@ -287,25 +290,31 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         made = gpt2_tokenizer()
     else:
         made = tokenizers.Tokenizer.from_file(tokenizer.name)
-    text = made.to_str()
-    end = made.id_to_token(tokenizer.end)
-    write_new(folder / "tokenizer.json", text)
+    # As in training: texts as they are, with nothing put around them, cut off or filled up.
+    made.post_processor = tokenizers.processors.Sequence([])
+    made.no_truncation()
+    made.no_padding()
+    end = END if tokenizer.name == "bytes" else made.id_to_token(tokenizer.end)
     words = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": end,
         "bos_token": end,
         "clean_up_tokenization_spaces": False,
     }
-    write_new(folder / "tokenizer_config.json", json.dumps(words, indent=2) + "\n")
+    return {"tokenizer.json": made.to_str(), "tokenizer_config.json": json.dumps(words, indent=2) + "\n"}
 
 
 def bytes_tokenizer() -> Any:
+    from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
     from tokenizers import Tokenizer as Fast
-    from tokenizers import decoders, models, pre_tokenizers
 
-    made = Fast(models.BPE(vocab={c: b for b, c in spelled_bytes().items()}, merges=[]))
+    # Texts end with byte 0, which such vocabularies spell Ā; as the name of the end it would be found in every text with this letter.
+    spelled = spelled_bytes() | {0: END}
+    made = Fast(models.BPE(vocab={c: b for b, c in spelled.items()}, merges=[]))
+    made.normalizer = normalizers.Replace("\0", END)
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([AddedToken(END, normalized=True)])
     return made
 
 

@@ -116,16 +116,56 @@ def test_gpt2_words(tmp_path):
     big = GPT(GPTConfig(width=16, depth=1, vocabulary=words.vocabulary, head_size=16, **LLAMA))
     export(big, words, tmp_path / "hf")
     read = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
-    for text in ("Hello world", "  naïve  café\n\n☕ 12345 don't", "x<|endoftext|>y"[:1]):
+    for text in ("Hello world", "  naïve  café\n\n☕ 12345 don't"):
         assert read(text)["input_ids"] == words.encode(text).tolist()
     assert read.eos_token_id == words.end
+    named = "x<|endoftext|>y"  # transformers reads the name as the end; in a corpus it is text like any other
+    assert words.end in read(named)["input_ids"]
+    assert words.end not in words.encode(named)
+
+
+def test_bytes_are_bytes(tmp_path):
+    """Whatever the letter, also those that byte-level vocabularies spell other bytes with; and the end is not a letter."""
+    words = load_tokenizer("bytes")
+    export(model(), words, tmp_path / "hf")
+    read = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    for text in ("Ābols ā", "".join(map(chr, range(1, 0x180))), "naïve ☕ 日本", "a\0b"):
+        assert read(text)["input_ids"] == words.encode(text).tolist()
+        assert read.decode(read(text)["input_ids"]).replace("<|end|>", "\0") == text
+    assert read.eos_token_id == words.end == 0
+
+
+def test_a_users_tokenizer_is_exported_as_it_was_trained_with(tmp_path):
+    """Without what it would put around a text, cut off or fill up."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    made = Tokenizer(models.WordLevel({"a": 0, "b": 1, "[S]": 2, "</s>": 3}, unk_token="a"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.add_special_tokens(["[S]", "</s>"])
+    made.post_processor = processors.TemplateProcessing(single="[S] $A </s>", special_tokens=[("[S]", 2), ("</s>", 3)])
+    made.enable_truncation(3)
+    made.save(str(tmp_path / "tokenizer.json"))
+    assert made.encode("a b b a").ids == [2, 0, 3]
+    words = load_tokenizer(str(tmp_path / "tokenizer.json"))
+    export(model(), words, tmp_path / "hf")
+    read = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert read("a b b a")["input_ids"] == words.encode("a b b a").tolist() == [0, 1, 1, 0]
+
+
+def test_without_tokenizers_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(UserError, match="tokenizers") as told:
+        export(model(), load_tokenizer("bytes"), tmp_path / "hf")
+    assert "completep[hf]" in told.value.fix
+    assert not (tmp_path / "hf").exists()
 
 
 def test_what_cannot_be_is_told(tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").write_text("mine")
-    with pytest.raises(UserError, match="is not empty"):
-        export(model(), load_tokenizer("bytes"), tmp_path / "full")
+    for taken in (tmp_path / "full", tmp_path / "full" / "x"):
+        with pytest.raises(UserError, match="is there already"):
+            export(model(), load_tokenizer("bytes"), taken)
     assert main(["export", str(tmp_path), "--out", str(tmp_path / "y")]) == 2
 
 
