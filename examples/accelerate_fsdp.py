@@ -1,6 +1,6 @@
 """A Hugging Face model with Accelerate and FSDP2.
 
-torchrun --nproc-per-node 2 examples/accelerate_fsdp.py
+torchrun --nproc-per-node 2 -m examples.accelerate_fsdp
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Any model under FSDP2: parametrize first, then shard; rules are keyed by name, so sharding loses nothing.
 
-torchrun --nproc-per-node 2 examples/fsdp2.py
+torchrun --nproc-per-node 2 -m examples.fsdp2
 """
 
 import os

@@ -1,6 +1,6 @@
 """A Llama from a config, trained with Hugging Face's Trainer, then folded, saved and used by plain transformers.
 
-python examples/hf_trainer.py [FOLDER]
+python -m examples.hf_trainer [FOLDER]
 """
 
 import sys
@@ -50,7 +50,8 @@ def main(folder: Path) -> tuple[float, float, str]:
     schedule = get_linear_schedule_with_warmup(optimizer, STEPS // 5, STEPS)
     arguments = TrainingArguments(
         str(folder), max_steps=STEPS, per_device_train_batch_size=BATCH, logging_steps=10, report_to="none", save_strategy="no",
-        use_cpu=not torch.cuda.is_available(), max_grad_norm=0.0, disable_tqdm=True,
+        use_cpu=not torch.cuda.is_available(), disable_tqdm=True,
+        max_grad_norm=0.0,  # clip with scaling.clip_grad_norm_: a plain norm sees the styles' scales
     )  # fmt: skip
     trainer = Trainer(model, arguments, train_dataset=batches(), optimizers=(optimizer, schedule))
     trainer.train()

@@ -1,6 +1,6 @@
 """A Lightning module: parametrize in its constructor, the groups in `configure_optimizers`.
 
-python examples/lightning_module.py
+python -m examples.lightning_module
 """
 
 import lightning as L

@@ -1,6 +1,6 @@
 """A vision transformer: nothing about the rules is about text.
 
-python examples/vit.py
+python -m examples.vit
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Every example runs, learns, and says so; distributed ones under torchrun on two ranks."""
+"""Every example runs as its first lines say, learns, and trains what a plain loop with the same rules trains."""
 
 import os
 import re
@@ -7,30 +7,53 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+import torch.nn.functional as F
+
+import completep as cp
+from completep.data.builtin import builtin_corpus
+from completep.data.sampler import Sampler
 
 ROOT = Path(__file__).parent.parent
-NEEDS = {
-    "accelerate_fsdp": "accelerate",
-    "lightning_module": "lightning",
-    "vit": "transformers",
-}
-RANKS = {"fsdp2": 2, "accelerate_fsdp": 2}
+NEEDS = {"accelerate_fsdp": "accelerate", "lightning_module": "lightning", "vit": "transformers"}
 FALLS = {"fsdp2": 1.0, "accelerate_fsdp": 1.0, "lightning_module": 1.0, "vit": 1.0}
 
 
-@pytest.mark.parametrize("name", [name for name in FALLS if name != "fsdp2"])  # which has a test of its own
-def test_it_runs_and_learns(name):
+def losses(name, ranks=None):
+    """(first, last) as the example's own command prints them, from the project's root."""
     if name in NEEDS:
         pytest.importorskip(NEEDS[name], reason="needs the extra `test`")
-    launcher = (
-        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS[name])] if name in RANKS else []
-    )
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *launcher, f"examples/{name}.py"]
+    launcher, *words = (ROOT / "examples" / f"{name}.py").read_text().split('"""')[1].split("\n\n")[1].split()
+    assert words[-2:] == ["-m", f"examples.{name}"]
+    if launcher == "torchrun":
+        words = ["-m", "torch.distributed.run", "--standalone", *words]
+    command = [sys.executable, *words]
+    if ranks is not None:
+        command[command.index("--nproc-per-node") + 1] = str(ranks)
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     first, last = map(float, re.search(r"loss ([\d.]+) → ([\d.]+)", done.stdout).groups())
     assert last < first - FALLS[name]
+    return first, last
+
+
+def plain(model, base, loss, *, std, lr, steps, one_rate=False):
+    """(first, last) loss of the same training, in a loop of a few lines; or of one where all parameters have the same rate."""
+    scaling = cp.parametrize(model, base=base)
+    scaling.init_(std=std, seed=0)
+    groups = scaling.param_groups(lr=lr, eps=1e-12)
+    if one_rate:
+        groups = [{**g, "lr": lr} for g in groups]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
+    sampler, found = Sampler(builtin_corpus(), "train", 64, 8, seed=0), []
+    for step in range(steps):
+        now = loss(model, torch.from_numpy(sampler.batch_at(step)))
+        now.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(now.item())
+    return found[0], found[-1]
 
 
 def test_every_example_is_run():
@@ -39,21 +62,54 @@ def test_every_example_is_run():
     assert {p.stem for p in (ROOT / "examples").glob("*.py")} - elsewhere == set(FALLS)
 
 
-def test_one_rank_is_two_ranks():
-    """The FSDP2 example gives the same losses on any number of ranks."""
-    said = []
-    for ranks in (1, 2):
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            [*launcher, "examples/fsdp2.py"],
-            capture_output=True,
-            text=True,
-            cwd=ROOT,
-            env=environment,
-            timeout=300,
-            check=True,
-        )
-        said.append([float(x) for x in re.search(r"loss ([\d.]+) → ([\d.]+)", done.stdout).groups()])
-    assert said[0] == pytest.approx(said[1], abs=2e-3)
-    assert said[0][1] < said[0][0] - FALLS["fsdp2"]
+def test_vit():
+    losses("vit")
+
+
+def test_accelerate_trains_as_a_plain_loop():
+    from examples.hf_trainer import llama
+
+    def shifted(model, batch):
+        return model(input_ids=batch[:, :-1], labels=batch[:, :-1]).loss
+
+    given = {"std": 0.1, "lr": 2**-6, "steps": 20}
+    found = losses("accelerate_fsdp")
+    assert found == pytest.approx(plain(llama(64, 4), lambda: llama(32, 2), shifted, **given), abs=5e-3)
+    other = plain(llama(64, 4), lambda: llama(32, 2), shifted, one_rate=True, **given)
+    assert abs(other[1] - found[1]) > 2e-2
+
+
+def test_lightning_trains_as_a_plain_loop():
+    from examples.own_model import MyModel
+
+    def next_token(model, batch):
+        return F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+
+    given = {"std": 0.05, "lr": 2**-7, "steps": 40}
+    found = losses("lightning_module")
+    assert found == pytest.approx(plain(MyModel(128, 4), lambda: MyModel(64, 2), next_token, **given), abs=5e-3)
+    other = plain(MyModel(128, 4), lambda: MyModel(64, 2), next_token, one_rate=True, **given)
+    assert abs(other[1] - found[1]) > 2e-2
+
+
+def test_fsdp2_on_one_rank_is_on_two():
+    assert losses("fsdp2", ranks=1) == pytest.approx(losses("fsdp2", ranks=2), abs=2e-3)
+
+
+def test_trainer_keeps_every_groups_settings(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="needs the extra `test`")
+    from examples.hf_trainer import batches, llama
+
+    model = llama(64, 4)
+    groups = cp.parametrize(model, base=lambda: llama(32, 2)).param_groups(lr=2**-6, weight_decay=0.1, eps=1e-12)
+    given = [(g["lr"], g["weight_decay"], g["eps"]) for g in groups]
+    assert len({lr for lr, _, _ in given}) > 1
+    optimizer = torch.optim.AdamW(groups)
+    schedule = transformers.get_linear_schedule_with_warmup(optimizer, 1, 11)
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), max_steps=6, per_device_train_batch_size=2, report_to="none", save_strategy="no", use_cpu=True, disable_tqdm=True
+    )  # fmt: skip
+    trainer = transformers.Trainer(model, arguments, train_dataset=batches()[:20], optimizers=(optimizer, schedule))
+    trainer.train()
+    kept = [(g["lr"], g["weight_decay"], g["eps"]) for g in trainer.optimizer.param_groups]
+    assert kept == [(pytest.approx(lr * 0.5), decay, eps) for lr, decay, eps in given]
