@@ -311,8 +311,8 @@ def _ratio() -> alt.X:
     return alt.X(
         "ratio:Q",
         title="N:L",
-        scale=alt.Scale(type="log", padding=10),
-        axis=alt.Axis(tickCount=5, format="~g", grid=False),
+        scale=alt.Scale(type="log", nice=False, padding=10),
+        axis=alt.Axis(tickCount=3, format="~g", grid=False),
     )
 
 
@@ -424,8 +424,8 @@ def _range(found: Shapes, labels: list[str], colour: alt.Color) -> Panel:
     )
     ticks = (
         alt.Chart(frame)
-        .mark_tick(thickness=3, size=16)
-        .encode(x=x, xOffset="label:N", y="best:Q", color=colour, opacity=seen(hidden))
+        .mark_tick(thickness=3, size=14, color="#222")
+        .encode(x=x, xOffset="label:N", y="best:Q", opacity=seen(hidden))
     )
     panel: Panel = alt.layer(bars.add_params(hidden), ticks).properties(
         width=WIDTH,
