@@ -36,11 +36,19 @@ def test_the_sdist_holds_what_builds_it(built):
         names = archive.getnames()
     tails = {n.split("/", 1)[1] for n in names if "/" in n}
     assert {"pyproject.toml", "LICENSE", "README.md", "Makefile", "constraints.txt", "completep/py.typed"} <= tails
+    assert {
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+        "mkdocs.yml",
+        "docs/rules.md",
+        "tests/test_docs.py",
+    } <= tails  # so that tests and docs run
     assert not any(t.startswith("runs/") for t in tails)
 
 
-def test_it_installs_and_says_its_version(built, tmp_path):
-    wheel = next(built.glob("*.whl"))
+@pytest.mark.parametrize("kind", ["*.whl", "*.tar.gz"])
+def test_it_installs_and_says_its_version(built, tmp_path, kind):
+    package = next(built.glob(kind))
     install = [
         sys.executable,
         "-m",
@@ -49,9 +57,10 @@ def test_it_installs_and_says_its_version(built, tmp_path):
         "--quiet",
         "--no-deps",
         "--no-index",
+        "--no-build-isolation",
         "--target",
         str(tmp_path),
-        str(wheel),
+        str(package),
     ]
     subprocess.run(install, check=True, capture_output=True)
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}

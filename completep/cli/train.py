@@ -199,14 +199,14 @@ def _tracking(kind: Any, run: Run, folder: Path, talk: "Console") -> Iterator[Ca
     if kind is None or os.environ.get("RANK", "0") != "0":
         yield lambda record: None
         return
-    from completep.integrations.trackers import following, open_tracker
+    from completep.integrations.trackers import close, following, open_tracker
 
     folder.mkdir(parents=True, exist_ok=True)
     tracker = open_tracker(kind, run, folder)
     try:
         yield following(tracker, talk.print)
     finally:
-        tracker.close()
+        close(tracker, talk.print)
 
 
 @contextmanager

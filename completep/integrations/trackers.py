@@ -84,7 +84,19 @@ def open_tracker(kind: Kind, run: Run, folder: Path) -> Tracker:
         raise UserError(
             f"{kind} is not installed", fix=f"pip install {kind}, or 'completep[track]' for all trackers"
         ) from error
+    except Exception as error:  # whatever a service says: no key, no network, no such project
+        raise UserError(
+            f"{kind} cannot start: {error}", fix="wandb login, or WANDB_MODE=offline; or leave out --track"
+        ) from error
     return made
+
+
+def close(tracker: Tracker, tell: Callable[[str], None]) -> None:
+    """The run is done and written by then, whatever happens here."""
+    try:
+        tracker.close()
+    except Exception as error:
+        tell(f"the tracker failed at its end: {type(error).__name__}: {error}; metrics.jsonl has it all")
 
 
 def following(tracker: Tracker, tell: Callable[[str], None]) -> Callable[[Record], None]:

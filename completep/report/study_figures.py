@@ -275,8 +275,8 @@ def shape(study: Study, frame: pl.DataFrame, outcome: Outcome) -> list[Figure]:
     points = found.points.with_columns(
         label=pl.col("rules").map_elements(named, return_dtype=pl.String), percent=100 * pl.col("increase")
     )
-    rules = [r for r in study.axes["rules"] if r in points["rules"]]
-    colour = by_rules([str(r) for r in rules])
+    rules = [str(r) for r in study.axes["rules"] if r in points["rules"]]
+    colour = by_rules(rules)
     panels: list[Panel] = []
     labels = points.sort("parameters")["size"].unique(maintain_order=True).to_list()
     for size in labels:
@@ -302,7 +302,7 @@ def shape(study: Study, frame: pl.DataFrame, outcome: Outcome) -> list[Figure]:
         Figure(
             f"{study.name}-2",
             "What CompleteP's shapes save",
-            (_law(points, found, colour), _savings(points, labels), _range(found, labels, colour)),
+            (_law(points, found, colour), _savings(points, labels), _range(found, labels, rules, colour)),
         ),
     ]
 
@@ -398,12 +398,12 @@ def _savings(points: pl.DataFrame, labels: list[str]) -> Panel:
     )
 
 
-def _range(found: Shapes, labels: list[str], colour: alt.Color) -> Panel:
+def _range(found: Shapes, labels: list[str], rules: list[str], colour: alt.Color) -> Panel:
     rows = [
         {"label": named(r), "size": size, "low": at.low, "high": at.high, "best": at.best}
         for (r, size), at in found.ranges.items() if math.isfinite(at.low)
     ]  # fmt: skip
-    hidden = hiding("label")
+    hidden, beside = hiding("label"), alt.XOffset("label:N", sort=[named(r) for r in rules])
     frame = pl.DataFrame(
         rows, schema={"label": pl.String, "size": pl.String, "low": pl.Float64, "high": pl.Float64, "best": pl.Float64}
     )
@@ -414,7 +414,7 @@ def _range(found: Shapes, labels: list[str], colour: alt.Color) -> Panel:
         .mark_bar(size=14, opacity=0.6)
         .encode(
             x=x,
-            xOffset="label:N",
+            xOffset=beside,
             y=y,
             y2="high:Q",
             color=colour,
@@ -425,7 +425,7 @@ def _range(found: Shapes, labels: list[str], colour: alt.Color) -> Panel:
     ticks = (
         alt.Chart(frame)
         .mark_tick(thickness=3, size=14, color="#222")
-        .encode(x=x, xOffset="label:N", y="best:Q", opacity=seen(hidden))
+        .encode(x=x, xOffset=beside, y="best:Q", opacity=seen(hidden))
     )
     panel: Panel = alt.layer(bars.add_params(hidden), ticks).properties(
         width=WIDTH,

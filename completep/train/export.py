@@ -44,5 +44,9 @@ def load_exported(folder: Path) -> GPT:
         raise UserError(f"{folder} has no {WEIGHTS}", fix="train the run to its end first")
     model = GPT(GPTConfig(**json.loads(read_text(folder / CONFIG))))
     weights = load_file(folder / WEIGHTS)
-    model.load_state_dict(weights, strict=not model.config.tied)
+    found = model.load_state_dict(weights, strict=False)
+    missing = set(found.missing_keys) - ({"unembedding.weight"} if model.config.tied else set())
+    if missing or found.unexpected_keys:
+        wrong = ", ".join(sorted([*missing, *found.unexpected_keys])[:3])
+        raise UserError(f"{folder / WEIGHTS} is not of the model in {CONFIG}: {wrong}", fix="train the run again")
     return model.to(torch.float32)

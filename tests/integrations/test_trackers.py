@@ -134,6 +134,34 @@ def test_a_missing_tracker_is_named(run_file, monkeypatch, capsys):
     assert "completep[track]" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("where", ["start", "end"])
+def test_a_service_that_fails_costs_no_run(run_file, monkeypatch, capsys, where):
+    """At the start it is told before anything is trained; at the end the run is there all the same."""
+
+    class Service:
+        def __init__(self, run, folder):
+            if where == "start":
+                raise RuntimeError("No API key configured")
+
+        def log(self, values, step):
+            pass
+
+        def close(self):
+            raise ConnectionError("gone")
+
+    monkeypatch.setitem(trackers.TRACKERS, "wandb", Service)
+    out = run_file.parent / "out"
+    code = main(["train", str(run_file), "--out", str(out), "--peak", "1e11", "--track", "wandb"])
+    said = " ".join(capsys.readouterr().err.split())
+    if where == "start":
+        assert (code, (out / "result.json").exists()) == (2, False)
+        assert "No API key configured" in said
+        assert "WANDB_MODE=offline" in said
+    else:
+        assert (code, (out / "result.json").exists()) == (0, True)
+        assert "gone" in said
+
+
 def test_values():
     assert trackers.values_of(EvalRecord(3, 2.5)) == {"validation/loss": 2.5}
     assert "train/grad_norm" not in trackers.values_of(StepRecord(1, 2.0, 0.1, None, 1e3, None))
