@@ -6,6 +6,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+WORKERS = $$($(BIN)/python -c 'import os; print((os.cpu_count() or 1) + 1)')  # tests often wait for processes of their own
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
 .PHONY: demo test lint docs bench clean
@@ -14,7 +15,7 @@ demo: $(VENV)/.core
 	$(BIN)/completep demo
 
 test: lint
-	$(BIN)/python -m pytest -n auto $(PYTEST)
+	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
