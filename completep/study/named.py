@@ -100,7 +100,7 @@ def shape(s: Scale) -> Sweep:
         "The deeper the model, the more FLOPs CompleteP saves over muP; deep and narrow models stay near the optimum.",
         {"rules": RULES, "shape": s.shapes, "seed": s.seeds[:1]},
         run=lambda rules, shape, seed: s.compute_optimal(rules, shape, seed),
-        find=findings.find_shapes,
+        find=findings.find_shapes(s.base),
     )
 
 

@@ -156,21 +156,32 @@ def shape_frame(penalty):
     return pl.DataFrame(rows)
 
 
+find_shapes = findings.find_shapes(Shape(64, 2))
+
+
 def test_shapes():
-    found = findings.find_shapes(shape_frame({"mup": 0.004, "completep": 0.0}))
+    found = find_shapes(shape_frame({"mup": 0.004, "completep": 0.0}))
     assert found.agreement == "agrees"
     assert found.detail.law.b == pytest.approx(0.06, rel=0.02)
     assert set(found.table["size"]) == {"52.2K", "418K"}
     ranges = found.detail.ranges
     size = found.table["size"][0]
     assert ranges["completep", size].low < ranges["mup", size].low  # deeper shapes stay good under CompleteP only
-    assert findings.find_shapes(shape_frame({"mup": -0.004, "completep": 0.0})).agreement == "does not agree"
+    assert find_shapes(shape_frame({"mup": -0.004, "completep": 0.0})).agreement == "does not agree"
+
+
+def test_savings_that_do_not_grow_agree_in_part():
+    """About the same share at every depth beyond the base; that it is nothing at the base makes no trend."""
+    frame = shape_frame({"mup": 0.0, "completep": 0.0})
+    more = pl.col("depth").replace_strict({4: 1.022, 8: 1.018, 16: 1.018, 32: 1.022}, default=1.0)
+    dearer = frame.with_columns(loss=pl.when(pl.col("rules") == "mup").then(pl.col("loss") * more).otherwise("loss"))
+    assert find_shapes(dearer).agreement == "agrees in part"
 
 
 def test_shapes_need_two_sizes():
     frame = shape_frame({"mup": 0.0, "completep": 0.0}).filter(pl.col("parameters") < 60000)
     with pytest.raises(UserError, match="two sizes"):
-        findings.find_shapes(frame)
+        find_shapes(frame)
 
 
 def test_sizes_are_named_by_what_they_hold():
@@ -290,12 +301,12 @@ def test_diverged_shapes_count_and_noise_is_not_savings():
     lost = frame.with_columns(
         loss=pl.when((pl.col("rules") == "completep") & (pl.col("depth") >= 16)).then(math.nan).otherwise("loss")
     )
-    assert findings.find_shapes(lost).agreement == "does not agree"
+    assert find_shapes(lost).agreement == "does not agree"
     dead = frame.with_columns(
         loss=pl.when((pl.col("rules") == "mup") & (pl.col("depth") >= 32)).then(math.nan).otherwise("loss")
     )
-    assert findings.find_shapes(dead).agreement == "agrees"
-    assert findings.find_shapes(shape_frame({"mup": 1e-6, "completep": 0.0})).agreement == UNSEEN
+    assert find_shapes(dead).agreement == "agrees"
+    assert find_shapes(shape_frame({"mup": 1e-6, "completep": 0.0})).agreement == UNSEEN
 
 
 def test_tau_that_was_not_tried_or_does_not_matter():
