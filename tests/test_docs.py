@@ -35,7 +35,14 @@ def test_commands_run(page, monkeypatch, capsys, tmp_path):
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
     lines = EXAMPLE if page.suffix == ".py" else [x for block in blocks(page, "console") for x in block.splitlines()]
+    before = (
+        {line for other in PAGES[: PAGES.index(page)] for b in blocks(other, "console") for line in b.splitlines()}
+        if page in PAGES
+        else {}
+    )
     for command in [line.split("#")[0].strip() for line in lines if line.startswith("completep")]:
+        if command.startswith("completep check") and command in before:
+            continue  # half a minute for what an earlier page has shown, and nothing follows from it
         assert main(shlex.split(command)[1:]) == 0, command
         assert capsys.readouterr().out
 
