@@ -55,19 +55,21 @@ def find_transfer(hyperparameter: str, base: Shape) -> Callable[[pl.DataFrame], 
     def find(frame: pl.DataFrame) -> Outcome:
         verdicts = judged(frame, hyperparameter, base)
         agreement = _only_completep({t.rules: t.word for t in verdicts})
-        told = "; ".join(_told(t) for t in verdicts)
-        ours = next((t for t in verdicts if t.rules == "completep"), None)
-        if ours is not None and ours.deeper_is_better is False:
-            agreement = "agrees in part" if agreement == "agrees" else agreement
-            told += ". With it, deeper is not better throughout under CompleteP here: " + _ladder(ours)
-        return Outcome(agreement, told, transfer_table(verdicts), verdicts)
+        agreement, more = _with_depth(agreement, verdicts)
+        return Outcome(agreement, "; ".join(_told(t) for t in verdicts) + more, transfer_table(verdicts), verdicts)
 
     return find
 
 
-def _ladder(t: transfer.Transfer) -> str:
-    losses = {t.base.depth: t.best_loss} | {s.shape.depth: s.loss for s in t.shapes}
-    return ", ".join(f"{losses[depth]:.3f} at depth {depth}" for depth in sorted(losses))
+def _with_depth(agreement: Agreement, verdicts: Sequence[transfer.Transfer]) -> tuple[Agreement, str]:
+    """The other half of the claim: with the base's best, is deeper better under CompleteP, step by step?"""
+    ours = next((t for t in verdicts if t.rules == "completep"), None)
+    if ours is None or ours.deeper_is_better is not False:
+        return agreement, ""
+    losses = {ours.base.depth: ours.best_loss} | {s.shape.depth: s.loss for s in ours.shapes}
+    ladder = ", ".join(f"{losses[depth]:.3f} at depth {depth}" for depth in sorted(losses))
+    told = f". With it, deeper is not better throughout under CompleteP here: {ladder}"
+    return ("agrees in part" if agreement == "agrees" else agreement), told
 
 
 def judged(frame: pl.DataFrame, hyperparameter: str, base: Shape) -> list[transfer.Transfer]:
@@ -96,9 +98,9 @@ def find_transfer_once(base: Shape) -> Callable[[pl.DataFrame], Outcome]:
         told += f"; at depth {base.depth} it is {verdicts[0].best_loss:.2f}"
         table = transfer_table(verdicts).drop("verdict", "drift_low", "drift_high", "regret_low", "regret_high")
         said = [replace(t, word=words.get(t.rules, t.word), why=_where(deepest.get(t.rules))) for t in verdicts]
-        return Outcome(
-            _only_completep({r: w for r, w in words.items() if r in ("completep", "mup")}), told, table, said
-        )
+        agreement = _only_completep({r: w for r, w in words.items() if r in ("completep", "mup")})
+        agreement, more = _with_depth(agreement, verdicts)
+        return Outcome(agreement, told + more, table, said)
 
     return find
 

@@ -286,6 +286,11 @@ def test_the_demo_compares_at_one_depth():
     assert "at depth 32" in whole.sentence
     without = frame.filter((pl.col("rules") != "completep") | (pl.col("depth") < 32))
     assert findings.find_transfer_once(BASE)(without).agreement == UNSEEN
+    # Better than the base at 32 layers, but not than 8: one half of the claim.
+    lower = (pl.col("rules") == "completep") & (pl.col("depth") == 8)
+    dip = frame.with_columns(loss=pl.when(lower).then(pl.col("loss") * 0.9).otherwise("loss"))
+    assert findings.find_transfer_once(BASE)(dip).agreement == "agrees in part"
+    assert "not better throughout" in findings.find_transfer_once(BASE)(dip).sentence
 
 
 def test_diverged_curves_count():
