@@ -66,29 +66,33 @@ def test_vit():
     losses("vit")
 
 
-def test_accelerate_trains_as_a_plain_loop():
+def llama():
     from examples.hf_trainer import llama
 
-    def shifted(model, batch):
-        return model(input_ids=batch[:, :-1], labels=batch[:, :-1]).loss
-
-    given = {"std": 0.1, "lr": 2**-6, "steps": 20}
-    found = losses("accelerate_fsdp")
-    assert found == pytest.approx(plain(llama(64, 4), lambda: llama(32, 2), shifted, **given), abs=5e-3)
-    other = plain(llama(64, 4), lambda: llama(32, 2), shifted, one_rate=True, **given)
-    assert abs(other[1] - found[1]) > 2e-2
+    return llama, (64, 4), (32, 2), lambda model, batch: model(input_ids=batch[:, :-1], labels=batch[:, :-1]).loss
 
 
-def test_lightning_trains_as_a_plain_loop():
+def own():
     from examples.own_model import MyModel
 
     def next_token(model, batch):
         return F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
 
-    given = {"std": 0.05, "lr": 2**-7, "steps": 40}
-    found = losses("lightning_module")
-    assert found == pytest.approx(plain(MyModel(128, 4), lambda: MyModel(64, 2), next_token, **given), abs=5e-3)
-    other = plain(MyModel(128, 4), lambda: MyModel(64, 2), next_token, one_rate=True, **given)
+    return MyModel, (128, 4), (64, 2), next_token
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "given"),
+    [
+        ("accelerate_fsdp", llama, {"std": 0.1, "lr": 2**-6, "steps": 20}),
+        ("lightning_module", own, {"std": 0.05, "lr": 2**-7, "steps": 40}),
+    ],
+)
+def test_it_trains_as_a_plain_loop(name, kind, given):
+    found = losses(name)
+    build, target, base, loss = kind()
+    assert found == pytest.approx(plain(build(*target), lambda: build(*base), loss, **given), abs=5e-3)
+    other = plain(build(*target), lambda: build(*base), loss, one_rate=True, **given)
     assert abs(other[1] - found[1]) > 2e-2
 
 

@@ -107,9 +107,8 @@ def train(
         return loss
 
     status: Literal["done", "diverged", "stopped"] = "done"
-    last_loss = (
-        metrics.last_loss()
-    )  # of a run that was cut off between its last step and its result, it is all there is
+    # Of a run that was cut off between its last step and its result, what was written down is all there is.
+    last_loss = metrics.last_loss()
     validation_loss: float | None = None
     began = clock = time.perf_counter()
     step = logged = start

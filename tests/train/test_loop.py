@@ -7,11 +7,11 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from completep import UserError, parametrize
 from completep.config import Data, GPTConfig, Schedule, Shape, to_json
@@ -374,3 +374,16 @@ def test_a_run_cut_off_between_its_last_step_and_its_result_ends_as_if_it_were_n
         whole.step,
     )
     assert found.train_loss is not None
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_of_another_model_are_not_loaded(tmp_path, tied):
+    """Only the second name of tied weights may be missing; whatever else is, would be left at random."""
+    config = GPTConfig(width=16, depth=1, vocabulary=20, head_size=16, tied=tied)
+    whole = {n: p.detach() for n, p in GPT(config).named_parameters()}  # a tied weight has one name here
+    (tmp_path / "model.json").write_text(json.dumps(asdict(config)))
+    save_file(whole, tmp_path / "model.safetensors")
+    torch.testing.assert_close(load_exported(tmp_path).embedding.weight.detach(), whole["embedding.weight"])
+    save_file({"embedding.weight": whole["embedding.weight"]}, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match="is not of the model"):
+        load_exported(tmp_path)
