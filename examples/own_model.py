@@ -30,7 +30,7 @@ class Block(nn.Module):
 
 
 class MyModel(nn.Module):
-    """A model that knows nothing of completep."""
+    """An ordinary model. It does not use completep."""
 
     def __init__(self, width, depth):
         super().__init__()
@@ -54,7 +54,7 @@ def model(width=64, depth=2):
 
 
 def model_and_optimizer(width=64, depth=2):
-    """Tuned at width 64 and depth 2; right at any size."""
+    """Hyperparameters tuned at width 64 and depth 2, for a model of any size."""
     big = MyModel(width, depth)
     scaling = cp.parametrize(big, base=model, rules=cp.COMPLETEP)
     scaling.init_(std=0.02, seed=0)

@@ -1,26 +1,33 @@
-"""The resolved table: what the rules did to each parameter of a model, and why."""
+"""The resolved table as a result: what the rules do to each parameter of a model, and why."""
 
-import html
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
 
-from completep.rules.table import RANDOM
+from completep.config import Shape
+from completep.report.document import Cell, Document, Json, Table, Text
+from completep.report.result import Result
+from completep.rules.multipliers import Style
 
-if TYPE_CHECKING:
-    from rich.table import Table
 
-    from completep.rules.scaling import Scaling
+def summary(name: str, style: Style, base: Shape, target: Shape, multipliers: Mapping[str, float]) -> str:
+    """The rules, the sizes and the multipliers in one line."""
+    width = f"width {base.width} → {target.width} (m_N = {target.width / base.width:g})"
+    depth = f"depth {base.depth} → {target.depth} (m_L = {target.depth / base.depth:g})"
+    factors = ", ".join(f"{kind} × {factor:.4g}" for kind, factor in multipliers.items())
+    place = "in the forward pass" if style == "multiplier" else "folded into the weights"
+    return f"{name}, {width}, {depth}; {factors} ({place})"
 
 
 @dataclass(frozen=True)
 class Row:
+    """One parameter."""
+
     name: str
     role: str
     shape: tuple[int, ...]
     m_N: float
     m_L: float
-    init: str  # "N(0, 0.01²)" or the constant it starts at
+    init: str  # "N(0, 0.01²)" or the constant that it starts at
     lr: float
     weight_decay: float
     eps: float
@@ -30,126 +37,63 @@ class Row:
     trained: bool
 
 
-def explain(
-    scaling: "Scaling", *, std: float = 1.0, lr: float = 1.0, weight_decay: float = 1.0, eps: float = 1.0
-) -> list[Row]:
-    """One row per parameter. With the base values left at 1, the numbers are the factors themselves."""
-    forward = _forward_multipliers(scaling)
-    rows = []
-    for name, parameter in scaling._tensors():
-        r = scaling.parameters[name]
-        rule, f = scaling.rules.rule(r.role), scaling._factors(r)
-        start = r.part.folded(r.part.start, scaling._c(r))
-        rows.append(
-            Row(
-                name=name,
-                role=str(r.role),
-                shape=r.shape,
-                m_N=r.m_N,
-                m_L=r.m_L,
-                init=f"N(0, {std * f.init_std:.4g}²)" if r.role in RANDOM else f"{start:g}",
-                lr=lr * f.lr,
-                weight_decay=weight_decay * f.weight_decay,
-                eps=eps * f.eps,
-                multiplier=forward.get(name, 1.0),
-                source=rule.source,
-                template=r.template,
-                trained=parameter.requires_grad,
-            )
+@dataclass(frozen=True, repr=False)
+class Explanation(Result):
+    """The rules, the sizes and one row per parameter. Iterating over it gives the rows."""
+
+    slug = "explain"
+    model: str  # name of the class
+    rules: str  # key
+    name: str  # of the rules
+    style: Style
+    base: Shape
+    target: Shape
+    m_N: float
+    m_L: float
+    multipliers: Mapping[str, float]
+    rows: tuple[Row, ...]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def collapsed(self) -> list[tuple[Row, int]]:
+        """One row per template, with the number of blocks that have it."""
+        counts: dict[str, tuple[Row, int]] = {}
+        for row in self.rows:
+            first, count = counts.get(row.template, (row, 0))
+            counts[row.template] = (first, count + 1)
+        return list(counts.values())
+
+    def document(self) -> Document:
+        sources = list(dict.fromkeys(row.source for row in self.rows))
+        uniform = all((row.m_N, row.m_L) == (self.m_N, self.m_L) for row in self.rows)  # then the summary has them
+        rows = []
+        for row, count in self.collapsed():
+            ratios: dict[str, Cell] = {} if uniform else {"m_N": row.m_N, "m_L": row.m_L}
+            settings = (row.lr, row.weight_decay, row.eps) if row.trained else (None, None, None)
+            cells: dict[str, Cell] = {
+                "parameter": row.template,
+                "×": count,
+                "role": row.role if row.trained else f"{row.role} (frozen)",
+                "shape": "×".join(map(str, row.shape)) or "scalar",
+                **ratios,
+                "init": row.init,
+                **dict(zip(("lr", "wd", "eps"), settings, strict=True)),
+                "multiplier": row.multiplier,
+                "note": sources.index(row.source) + 1,
+            }
+            rows.append(cells)
+        notes = tuple(f"{number}  {source}" for number, source in enumerate(sources, 1))
+        parts = (
+            Text(summary(self.name, self.style, self.base, self.target, self.multipliers)),
+            Table.of("", rows, notes),
         )
-    return rows
+        return Document(f"What the rules do to {self.model}", parts, kind="completep explain")
 
-
-def _forward_multipliers(scaling: "Scaling") -> dict[str, float]:
-    """Per parameter, the factor on what it makes; the tied table makes embeddings, so the logits' factor is shown on the norm."""
-    if scaling.style == "folded":
-        return {}
-    return {name: m.factor for m in scaling.multipliers for name in m.parameters}
-
-
-def collapse(rows: Iterable[Row]) -> list[tuple[Row, int]]:
-    """Rows that differ only in the block's number, as one with a count."""
-    seen: dict[str, tuple[Row, int]] = {}
-    for row in rows:
-        first, count = seen.get(row.template, (row, 0))
-        seen[row.template] = (first, count + 1)
-    return list(seen.values())
-
-
-HEADINGS = ("parameter", "×", "role", "shape", "m_N", "m_L", "init", "lr", "wd", "eps", "multiplier")
-
-
-def cells(row: Row, count: int) -> tuple[str, ...]:
-    shape = "×".join(map(str, row.shape))
-    settings = (f"{row.lr:.4g}", f"{row.weight_decay:.4g}", f"{row.eps:.4g}") if row.trained else ("frozen", "", "")
-    return (
-        row.template,
-        str(count),
-        row.role,
-        shape,
-        f"{row.m_N:g}",
-        f"{row.m_L:g}",
-        row.init,
-        *settings,
-        f"{row.multiplier:.4g}",
-    )
-
-
-def to_table(rows: list[Row], title: str) -> "Table":
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", header_style="bold", row_styles=("", "dim"))
-    for heading in HEADINGS:
-        numeric = heading not in ("parameter", "role", "shape", "init")
-        table.add_column(
-            heading, justify="right" if numeric else "left", overflow="fold", no_wrap=heading != "parameter"
-        )
-    table.add_column("source", justify="right")
-    sources: dict[str, int] = {}
-    for row, count in collapse(rows):
-        note = sources.setdefault(row.source, len(sources) + 1)
-        table.add_row(*cells(row, count), str(note))
-    table.caption = "\n".join(f"{note}  {source}" for source, note in sources.items())
-    table.caption_justify = "left"
-    return table
-
-
-def to_json(scaling: "Scaling", rows: list[Row]) -> dict[str, Any]:
-    return {
-        "rules": scaling.rules.name,
-        "style": scaling.style,
-        "base": {"width": scaling.base.width, "depth": scaling.base.depth},
-        "multipliers": scaling.factors(),
-        "parameters": [{k: v for k, v in asdict(row).items() if k != "template"} for row in rows],
-    }
-
-
-def summary(scaling: "Scaling") -> str:
-    factors = ", ".join(f"{kind} × {factor:.4g}" for kind, factor in scaling.factors().items())
-    where = "in the forward pass" if scaling.style == "multiplier" else "folded into the weights"
-    return f"{scaling.rules.name}, base width {scaling.base.width} depth {scaling.base.depth}; {factors} ({where})"
-
-
-STYLE = """
-:root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 90rem; padding: 0 1rem; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 13px; }
-th, td { padding: .25rem .6rem; text-align: left; white-space: nowrap; border-bottom: 1px solid #8884; }
-td:last-child { white-space: normal; min-width: 18rem; }
-"""
-
-
-def to_html(scaling: "Scaling", rows: list[Row]) -> str:
-    """One self-contained page."""
-    head = "".join(f"<th>{html.escape(h)}</th>" for h in (*HEADINGS, "source"))
-    body = "\n".join(
-        "<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in (*cells(row, count), row.source)) + "</tr>"
-        for row, count in collapse(rows)
-    )
-    title = html.escape(f"completep explain: {type(scaling.model).__name__}")
-    return (
-        f"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width, initial-scale=1'>"
-        f"<title>{title}</title><style>{STYLE}</style><h1>{title}</h1><p>{html.escape(summary(scaling))}</p>"
-        f"<div class=scroll><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></html>\n"
-    )
+    def to_json(self) -> Json:
+        data = asdict(self)
+        rows = [{k: v for k, v in row.items() if k != "template"} for row in data.pop("rows")]
+        return {**data, "parameters": rows}

@@ -1,7 +1,7 @@
-"""Multipliers in the forward pass, put on a model from outside: no source touched, no parameter renamed.
+"""Multipliers in the forward pass of a model, without changes to its source or parameter names.
 
-A plain forward hook survives deepcopy, pickle, DDP and FSDP2, and torch.compile traces straight through it.
-A model that already has a place for them (`set_multipliers`, as the reference decoder) is told instead.
+They are plain forward hooks, which survive deepcopy, pickle, DDP and FSDP2, and which torch.compile can trace.
+A model that has its own multipliers (`set_multipliers`, like the reference decoder) is given the factors instead.
 """
 
 from collections.abc import Iterator
@@ -10,50 +10,45 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from completep.errors import UserError
+from completep.anatomy.names import plain
+from completep.errors import UserError, some
 
+Style = Literal["multiplier", "folded"]
 Kind = Literal["branch", "logits", "attention", "embedding"]
-
-
-def plain(name: str) -> str:
-    """A parameter's or module's name as it was before any wrapper (torch.compile, activation checkpointing) added its own."""
-    for wrapper in ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module."):
-        name = name.replace(wrapper, "")
-    return name
 
 
 @dataclass(frozen=True)
 class Multiplier:
-    """One factor of the forward pass: where it acts, or into which parameters it folds instead."""
+    """One factor of the forward pass: where it acts, and which parameters hold it in the folded form."""
 
     kind: Kind
     factor: float
-    modules: tuple[str, ...]  # whose output it scales; for the logits, whose input (a bias stays outside)
+    modules: tuple[str, ...]  # whose output it scales; for the logits, whose input (the bias stays outside)
     parameters: tuple[str, ...]
 
 
 @runtime_checkable
 class KnowsMultipliers(Protocol):
-    """A model with multipliers of its own, both 1 as built."""
+    """A model with its own multipliers, which are 1 after construction."""
 
     def set_multipliers(self, *, branch: float, logits: float) -> None: ...
     def get_multipliers(self) -> tuple[float, float]: ...
 
 
 class ScaleOutput:
-    """Forward hook: the module's output, or the first of several, times a constant."""
+    """Forward hook: multiplies the module's output, or the first of several outputs, by a constant."""
 
     def __init__(self, factor: float) -> None:
         self.factor = factor
 
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
+    def __call__(self, module: nn.Module, args: object, output: Any) -> object:
         if isinstance(output, Tensor):
             return output * self.factor
         return (output[0] * self.factor, *output[1:])
 
 
 class ScaleInput:
-    """Forward pre-hook: the module's first input times a constant."""
+    """Forward pre-hook: multiplies the module's first input by a constant."""
 
     def __init__(self, factor: float) -> None:
         self.factor = factor
@@ -66,14 +61,14 @@ class ScaleInput:
 
 
 def install(model: nn.Module, multipliers: tuple[Multiplier, ...]) -> None:
-    told: tuple[Kind, ...] = ()
+    own: tuple[Kind, ...] = ()
     if isinstance(model, KnowsMultipliers):
-        of = {m.kind: m.factor for m in multipliers}
-        model.set_multipliers(branch=of.get("branch", 1.0), logits=of.get("logits", 1.0))
-        told = ("branch", "logits")
+        factors = {m.kind: m.factor for m in multipliers}
+        model.set_multipliers(branch=factors.get("branch", 1.0), logits=factors.get("logits", 1.0))
+        own = ("branch", "logits")
     modules = {plain(name): module for name, module in model.named_modules()}
     for m in multipliers:
-        if m.kind in told or m.factor == 1.0:
+        if m.kind in own or m.factor == 1.0:
             continue
         for name in m.modules:
             if m.kind == "logits":
@@ -83,20 +78,20 @@ def install(model: nn.Module, multipliers: tuple[Multiplier, ...]) -> None:
 
 
 def remove(model: nn.Module) -> None:
-    """Take every multiplier off again, on this model or on a copy of it."""
+    """Remove all multipliers, from this model or from a copy of it."""
     if isinstance(model, KnowsMultipliers):
         model.set_multipliers(branch=1.0, logits=1.0)
-    for hooks, key, kwargs in list(_ours(model)):
+    for hooks, key, kwargs in list(_hooks(model)):
         del hooks[key]
         kwargs.pop(key, None)
 
 
 def installed(model: nn.Module) -> bool:
     own = isinstance(model, KnowsMultipliers) and model.get_multipliers() != (1.0, 1.0)
-    return own or any(True for _ in _ours(model))
+    return own or any(True for _ in _hooks(model))
 
 
-def _ours(model: nn.Module) -> Iterator[tuple[dict[int, Any], int, dict[int, bool]]]:
+def _hooks(model: nn.Module) -> Iterator[tuple[dict[int, Any], int, dict[int, bool]]]:
     for module in model.modules():
         registries = (
             (module._forward_hooks, module._forward_hooks_with_kwargs),
@@ -108,11 +103,14 @@ def _ours(model: nn.Module) -> Iterator[tuple[dict[int, Any], int, dict[int, boo
                     yield hooks, key, kwargs
 
 
-def needs_modules(multipliers: tuple[Multiplier, ...], model: nn.Module) -> None:
-    """Refuse the multiplier style where a branch is bare arithmetic with no module to hook."""
+def refuse_style(style: Style, model: nn.Module, multipliers: tuple[Multiplier, ...]) -> None:
+    """The multiplier style needs a module for every multiplier, the folded style a parameter."""
     for m in multipliers:
-        if m.factor != 1.0 and not m.modules and not isinstance(model, KnowsMultipliers):
-            raise UserError(
-                f"the {m.kind} multiplier has no module to act on: {', '.join(m.parameters[:4])} enter as bare parameters",
-                fix="use style='folded', which only changes parameters, or wrap the last product in an nn.Linear",
-            )
+        if m.factor == 1.0:
+            continue
+        if style == "folded" and not m.parameters:
+            what = f"the {m.kind} multiplier cannot be folded: the embeddings are tied and there is no final norm"
+            raise UserError(what, fix="keep style='multiplier', untie the embeddings, or add a final norm")
+        if style == "multiplier" and not m.modules and not isinstance(model, KnowsMultipliers):
+            what = f"the {m.kind} multiplier has no module to act on: {some(m.parameters)} are used as bare parameters"
+            raise UserError(what, fix="use style='folded', which only changes parameters, or use an nn.Linear")

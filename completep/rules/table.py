@@ -1,26 +1,29 @@
 """Table 1 of "Don't be lazy: CompleteP enables compute-efficient deep transformers", as data.
 
-This is the only file that knows exponents of
+This is the only file that contains exponents of
 
-    m_N = N / N_base      how much wider the model is than the one that was tuned
-    m_L = L / L_base      how much deeper
+    m_N = N / N_base      how much wider the model is than the tuned base model
+    m_L = L / L_base      how much deeper it is
 
-Everything is relative to the base model: at m_N = m_L = 1 every factor below is exactly 1.
-Rows that are not in the paper stand in the same table and say where they come from.
+and the only file that lists the roles and their traits.
+Everything is relative to the base model: at m_N = m_L = 1 every factor is exactly 1.
+Rows that are not in the paper are in the same table, with their source.
 """
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Literal
 
 from completep.errors import UserError
 
 TABLE_1 = "CompleteP, Table 1"
+OVER_HEADS = "Complete(d)P, arXiv 2512.22382: the gradient sums over heads"
 WEIGHT_DECAY = "CompleteP, App. D.4: λ·η, the shrinkage per step, stays width-free"
 
 
 class Role(StrEnum):
-    """What a parameter is, as far as the rules care. Every parameter has exactly one."""
+    """What a parameter is, as far as the rules are concerned. Every parameter has exactly one role."""
 
     EMBEDDING = "embedding"  # token and position tables, input projections
     EMBEDDING_BIAS = "embedding bias"  # bias of an input projection
@@ -32,17 +35,49 @@ class Role(StrEnum):
     UNEMBEDDING = "unembedding"  # the readout matrix
     UNEMBEDDING_BIAS = "unembedding bias"
 
+    @property
+    def trait(self) -> "Trait":
+        return TRAITS[self]
 
-RANDOM = frozenset({Role.EMBEDDING, Role.HIDDEN, Role.UNEMBEDDING})  # start as N(0, std²); the others at a constant
-DECAYED = RANDOM  # weight decay acts on matrices only
+
+@dataclass(frozen=True)
+class Trait:
+    """What holds for every parameter of a role, whatever the parameterization."""
+
+    # Where m_N and m_out come from:
+    #   model    the width ratio of the model, for both
+    #   matrix   the ratios of fan-ins and of fan-outs
+    #   vector   the width ratio of the model, and the ratio of lengths
+    #   readout  the ratio of fan-ins, and 1
+    #   fixed    the width ratio of the model, and 1 (it is as long as a head or the vocabulary)
+    fan: Literal["model", "matrix", "vector", "readout", "fixed"]
+    start: Literal["random", "constant"] = "constant"  # random: N(0, std²)
+    decayed: bool = False  # weight decay acts on it
+    matrix: bool = False
+    inside: bool = False  # inside a block
+    acts_on: Literal["stream", "logits"] = "stream"  # where its update becomes visible
+
+
+TRAITS: Mapping[Role, Trait] = {
+    Role.EMBEDDING: Trait("model", start="random", decayed=True, matrix=True),
+    Role.EMBEDDING_BIAS: Trait("model"),
+    Role.HIDDEN: Trait("matrix", start="random", decayed=True, matrix=True, inside=True),
+    Role.HIDDEN_BIAS: Trait("vector", inside=True),
+    Role.BLOCK_NORM: Trait("vector", inside=True),
+    Role.QK_NORM: Trait("fixed", inside=True),
+    Role.FINAL_NORM: Trait("vector", acts_on="logits"),
+    Role.UNEMBEDDING: Trait("readout", start="random", decayed=True, matrix=True, acts_on="logits"),
+    Role.UNEMBEDDING_BIAS: Trait("fixed", acts_on="logits"),
+}
 
 
 @dataclass(frozen=True)
 class Power:
     """The factor m_N^width · m_out^out · m_L^depth.
 
-    m_N is a matrix's own ratio of fan-in to the base's, m_out that of its fan-out. In a plain transformer both are N / N_base;
-    they differ where some dimension does not grow with the width (grouped keys, a feed-forward width of its own).
+    For a matrix, m_N is the ratio of its fan-in to the base's fan-in, and m_out is the same ratio for the fan-out.
+    In a plain transformer both are N / N_base. They differ where a dimension does not grow with the width
+    (grouped keys, a feed-forward width that is set separately).
     """
 
     width: float = 0.0
@@ -54,7 +89,7 @@ class Power:
         return float(float(m_N) ** self.width * float(m_out) ** self.out * float(m_L) ** self.depth)
 
     def keep(self, *, width: bool, depth: bool) -> "Power":
-        """This power with its width or depth factors dropped."""
+        """This power, without its width or depth factors where those are False."""
         return Power(self.width * width, self.depth * depth, self.out * width)
 
 
@@ -63,7 +98,7 @@ ONE = Power()
 
 @dataclass(frozen=True)
 class Rule:
-    """How one role's settings grow with the model; each is a factor on the tuned base value."""
+    """How the settings of one role change with the size of the model: factors on the tuned base values."""
 
     init_std: Power = ONE
     lr: Power = ONE
@@ -72,53 +107,57 @@ class Rule:
     source: str = TABLE_1
 
     def keep(self, *, width: bool, depth: bool) -> "Rule":
-        kept = {
-            name: getattr(self, name).keep(width=width, depth=depth)
-            for name in ("init_std", "lr", "weight_decay", "eps")
-        }
-        return replace(self, **kept)
+        names = ("init_std", "lr", "weight_decay", "eps")
+        return replace(self, **{name: getattr(self, name).keep(width=width, depth=depth) for name in names})
 
 
 class Column(StrEnum):
-    """The optimizers the table knows, by how their step depends on the size of the gradient."""
+    """Groups of optimizers, by how the step depends on the size of the gradient."""
 
     ADAM = "Adam family"
     SGD = "SGD"
     MUON = "Muon"
 
 
+FORWARD = ("branch", "logits", "attention", "embedding")  # the multipliers of the forward pass
+
+
 @dataclass(frozen=True)
 class Rules:
     """A parameterization: one rule per optimizer column and role, and the multipliers of the forward pass."""
 
-    name: str
+    key: str  # its identity: what `rules_named` reads and what runs store
+    name: str  # how it is displayed
     columns: Mapping[Column, Mapping[Role, Rule]]
     branch: Power  # on the output of every residual branch
-    logits: Power  # on the readout's product with the final stream; its bias stays outside
+    logits: Power  # on the product of the readout matrix with the final stream; the bias stays outside
     attention: Power  # the scale wanted on q·k, relative to the base's, in d_head / d_head_base
     embedding: Power  # on an embedding that the model itself multiplies by sqrt(N), as Gemma does
 
     def rule(self, role: Role, column: Column = Column.ADAM) -> Rule:
         rows = self.columns.get(column, {})
         if role not in rows:
-            raise UserError(
-                f"{self.name} has no {column} rule for the role '{role}'",
-                fix=f"give those parameters to AdamW: param_groups(..., optimizer='adamw', roles=[...]); {column} takes: "
-                + (", ".join(rows) or "nothing"),
-            )
+            fix = f"give that role to AdamW: param_groups(..., roles=[...]); {column} takes: {', '.join(rows)}"
+            raise UserError(f"{self.name} has no {column} rule for the role '{role}'", fix=fix)
         return rows[role]
 
+    def keep(self, *, width: bool, depth: bool) -> "Rules":
+        """These rules, without their width or depth factors where those are False."""
+        powers = {name: getattr(self, name).keep(width=width, depth=depth) for name in FORWARD}
+        columns = {
+            column: {role: rule.keep(width=width, depth=depth) for role, rule in rows.items()}
+            for column, rows in self.columns.items()
+        }
+        return replace(self, columns=columns, **powers)
+
     def effect(self, *, wider: bool, deeper: bool) -> Hashable:
-        """What is left of the rules at a shape that is wider or deeper than the base, or neither: where two parameterizations
-        have the same effect, they are one and the same run."""
-        powers = (self.branch, self.logits, self.attention, self.embedding)
-        rows = tuple(
-            (column, role, replace(rule.keep(width=wider, depth=deeper), source=""))
-            for column, rules in sorted(self.columns.items())
-            for role, rule in sorted(rules.items())
-            if column is Column.ADAM
-        )
-        return rows, tuple(power.keep(width=wider, depth=deeper) for power in powers)
+        """What is left of the rules at a shape that is wider or deeper than the base, or neither.
+
+        Two parameterizations with the same effect at a shape are the same run there.
+        """
+        kept = self.keep(width=wider, depth=deeper)
+        rows = tuple((role, replace(rule, source="")) for role, rule in sorted(kept.columns[Column.ADAM].items()))
+        return rows, tuple(getattr(kept, name) for name in FORWARD)
 
     def __repr__(self) -> str:
         return f"<rules {self.name}>"
@@ -127,7 +166,7 @@ class Rules:
 def _adam(a: float) -> dict[Role, Rule]:
     depth_lr = Power(depth=a - 1)  # Desideratum 2: each branch moves the stream by Θ(1/L)
     outer_eps = Power(width=-1)  # ε follows the gradient's own size (App. D.5)
-    block_eps = Power(out=-1, depth=-a)  # a gradient is shared out over the outputs it flows back from
+    block_eps = Power(out=-1, depth=-a)  # a gradient is divided among the outputs that it flows back from
     return {
         Role.EMBEDDING: Rule(eps=outer_eps),
         Role.EMBEDDING_BIAS: Rule(eps=outer_eps, source="derived: an embedding row that every input shares"),
@@ -140,9 +179,7 @@ def _adam(a: float) -> dict[Role, Rule]:
         ),
         Role.HIDDEN_BIAS: Rule(lr=depth_lr, eps=block_eps),
         Role.BLOCK_NORM: Rule(lr=depth_lr, eps=block_eps),
-        Role.QK_NORM: Rule(
-            lr=depth_lr, eps=Power(depth=-a), source="Complete(d)P, arXiv 2512.22382: the gradient sums over heads"
-        ),
+        Role.QK_NORM: Rule(lr=depth_lr, eps=Power(depth=-a), source=OVER_HEADS),
         Role.FINAL_NORM: Rule(eps=outer_eps, source=f"{TABLE_1}; ε derived: the gradient passes the logit multiplier"),
         Role.UNEMBEDDING: Rule(eps=outer_eps),
         Role.UNEMBEDDING_BIAS: Rule(source="derived: the bias stands outside the logit multiplier, so nothing scales"),
@@ -150,9 +187,9 @@ def _adam(a: float) -> dict[Role, Rule]:
 
 
 def _sgd(a: float) -> dict[Role, Rule]:
-    """SGD's step is the gradient, so the learning rate undoes the gradient's own m_N^-1 · m_L^-a.
+    """SGD's step is the gradient, so the learning rate cancels the gradient's own m_N^-1 · m_L^-a.
 
-    Weight decay is chosen so that lr · λ, the shrinkage per step, is AdamW's.
+    Weight decay is chosen so that lr · λ, the shrinkage per step, is the same as AdamW's.
     """
     source = "derived from the gradient sizes of App. D.5; cf. Bordelon et al. 2024, Table 1"
     outer = Rule(lr=Power(width=1), weight_decay=Power(width=-1), source=source)
@@ -176,22 +213,18 @@ def _sgd(a: float) -> dict[Role, Rule]:
 
 
 def _muon(a: float) -> dict[Role, Rule]:
-    """An orthogonalised step × sqrt(fan_out / fan_in) has the right size at any width; only depth is left."""
-    return {
-        Role.HIDDEN: Rule(
-            init_std=Power(width=-1 / 2), lr=Power(depth=a - 1), source="derived: spectral step × sqrt(fan_out/fan_in)"
-        )
-    }
+    """An orthogonalised step × sqrt(fan_out / fan_in) has the right size at any width; only a depth factor remains."""
+    source = "derived: spectral step × sqrt(fan_out/fan_in)"
+    return {Role.HIDDEN: Rule(init_std=Power(width=-1 / 2), lr=Power(depth=a - 1), source=source)}
 
 
 def alpha(a: float) -> Rules:
-    """The paper's family: residual branches × m_L^-a, and all that must follow, for a in [0.5, 1]."""
+    """The paper's family: residual branches × m_L^-a and the matching settings, for a in [0.5, 1]."""
     if isinstance(a, bool) or not isinstance(a, (int, float)) or not 0.5 <= a <= 1:
-        raise UserError(
-            f"alpha({a!r}): alpha must lie in [0.5, 1]",
-            fix="use 1 (CompleteP) or a value from 0.5 up; below 0.5 the stream explodes with depth, above 1 blocks stop learning",
-        )
+        fix = "use 0.5 to 1 (CompleteP); below, the stream explodes with depth; above, the blocks stop learning"
+        raise UserError(f"alpha({a!r}): alpha must lie in [0.5, 1]", fix=fix)
     return Rules(
+        key="completep" if a == 1 else f"alpha={a:g}",
         name="CompleteP" if a == 1 else f"alpha={a:g}",
         columns={Column.ADAM: _adam(a), Column.SGD: _sgd(a), Column.MUON: _muon(a)},
         branch=Power(depth=-a),
@@ -201,47 +234,37 @@ def alpha(a: float) -> Rules:
     )
 
 
-def _drop(rules: Rules, name: str, *, width: bool, depth: bool) -> Rules:
-    """The same table with its width or depth factors gone."""
-
-    def kept(power: Power) -> Power:
-        return power.keep(width=width, depth=depth)
-
-    columns = {
-        c: {role: rule.keep(width=width, depth=depth) for role, rule in rows.items()}
-        for c, rows in rules.columns.items()
-    }
-    return Rules(name, columns, kept(rules.branch), kept(rules.logits), kept(rules.attention), kept(rules.embedding))
-
-
 def flat_eps(a: float) -> Rules:
-    """alpha without its depth rule for ε: what the paper's ablation of that rule compares with."""
+    """alpha without the depth factor of ε: the comparison in the paper's ablation of that rule."""
     rules = alpha(a)
     adam = {
         role: replace(rule, eps=rule.eps.keep(width=True, depth=False))
         for role, rule in rules.columns[Column.ADAM].items()
     }
-    return replace(rules, name=f"flat-eps={a:g}", columns={Column.ADAM: adam})
+    name = f"{rules.name} without the depth rule for ε"
+    return replace(rules, key=f"flat-eps={a:g}", name=name, columns={Column.ADAM: adam})
 
 
 def literature(a: float) -> Rules:
-    """alpha as described before the paper: biases, norms and ε know nothing of depth. Unstable; a negative control."""
+    """alpha as described before the paper: biases, norms and ε have no depth factor. Unstable; a negative control."""
     rules = flat_eps(a)
-    adam = dict(rules.columns[Column.ADAM])
-    for role in (Role.HIDDEN_BIAS, Role.BLOCK_NORM, Role.QK_NORM):
-        adam[role] = replace(adam[role], lr=ONE, source="Bordelon et al. 2023, Yang et al. 2023: not considered")
-    return replace(rules, name=f"literature alpha={a:g}", columns={Column.ADAM: adam})
+    source = "Bordelon et al. 2023, Yang et al. 2023: not considered"
+    adam = {
+        role: replace(rule, lr=ONE, source=source) if role.trait.inside and not role.trait.matrix else rule
+        for role, rule in rules.columns[Column.ADAM].items()
+    }
+    return replace(rules, key=f"literature={a:g}", name=f"literature alpha={a:g}", columns={Column.ADAM: adam})
 
 
 COMPLETEP = alpha(1)
-MUP = _drop(COMPLETEP, "muP", width=True, depth=False)
-SP = _drop(COMPLETEP, "SP", width=False, depth=False)
+MUP = replace(COMPLETEP.keep(width=True, depth=False), key="mup", name="muP")
+SP = replace(COMPLETEP.keep(width=False, depth=False), key="sp", name="SP")
 
 
-def rules_named(name: str) -> Rules:
-    """`sp`, `mup`, `completep`, `alpha=0.75`, `literature=0.5`, `flat-eps=1`: the rules as a word on the command line."""
-    word, _, value = name.strip().lower().partition("=")
-    fixed = {"sp": SP, "mup": MUP, "completep": COMPLETEP}
+def rules_named(key: str) -> Rules:
+    """The rules for a key: `sp`, `mup`, `completep`, `alpha=0.75`, `literature=0.5` or `flat-eps=1`, in any case."""
+    word, _, value = key.strip().lower().partition("=")
+    fixed = {rules.key: rules for rules in (SP, MUP, COMPLETEP)}
     families = {"alpha": alpha, "literature": literature, "literature alpha": literature, "flat-eps": flat_eps}
     if word in fixed and not value:
         return fixed[word]
@@ -251,27 +274,47 @@ def rules_named(name: str) -> Rules:
         except ValueError as error:
             if isinstance(error, UserError):
                 raise
-    raise UserError(
-        f"no rules named {name!r}", fix="use sp, mup, completep, alpha=0.5 … alpha=1, literature=0.5 or flat-eps=1"
-    )
+    what = f"no rules named {key!r}"
+    raise UserError(what, fix="use sp, mup, completep, alpha=0.5 … alpha=1, literature=0.5 or flat-eps=1")
+
+
+def as_rules(value: Rules | str) -> Rules:
+    """Rules as they are, or the rules that a key names."""
+    if isinstance(value, str):
+        return rules_named(value)
+    if not isinstance(value, Rules):
+        raise UserError(f"rules={value!r} are not rules", fix="use SP, MUP, COMPLETEP or alpha(0.5 … 1)")
+    return value
+
+
+def display_name(key: str) -> str:
+    """The display name of the rules with this key; any other text is returned as it is."""
+    rules = known_rules(key)
+    return key if rules is None else rules.name
+
+
+def known_rules(key: str) -> Rules | None:
+    try:
+        return rules_named(key)
+    except UserError:
+        return None
 
 
 @dataclass(frozen=True)
 class OptimizerKind:
-    """What must be known of an optimizer to place it in the table and to fold it."""
+    """What the table and the folded form need to know about an optimizer."""
 
     column: Column
-    eps: float | None = None  # its default ε; None where it has none
-    decoupled: bool = True  # weight decay acts on the weight, not through the gradient
-    state: Mapping[str, int] | None = None  # its state tensors, and the power of the gradient each one holds
+    eps: float | None = None  # its default ε; None if it has none
+    decoupled: bool = True  # weight decay acts on the weight directly, not through the gradient
+    state: Mapping[str, int] | None = None  # its state tensors, with the power of the gradient in each
 
 
+ADAM_STATE = {"exp_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2}
 # Adagrad, Lion and SignSGD take Adam's learning rates (App. D.1: "well-normalized Adam-like algorithms").
 OPTIMIZERS: Mapping[str, OptimizerKind] = {
-    "adamw": OptimizerKind(Column.ADAM, eps=1e-8, state={"exp_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2}),
-    "adam": OptimizerKind(
-        Column.ADAM, eps=1e-8, decoupled=False, state={"exp_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2}
-    ),
+    "adamw": OptimizerKind(Column.ADAM, eps=1e-8, state=ADAM_STATE),
+    "adam": OptimizerKind(Column.ADAM, eps=1e-8, decoupled=False, state=ADAM_STATE),
     "adagrad": OptimizerKind(Column.ADAM, eps=1e-10, decoupled=False, state={"sum": 2}),
     "lion": OptimizerKind(Column.ADAM, state={"exp_avg": 1}),
     "signsgd": OptimizerKind(Column.ADAM, state={"momentum_buffer": 1}),
@@ -280,28 +323,27 @@ OPTIMIZERS: Mapping[str, OptimizerKind] = {
 }
 
 
-def optimizer_kind(optimizer: "str | type | object") -> OptimizerKind:
-    """The table's entry for an optimizer given by name, class or instance. An unknown one is refused, never guessed."""
+def optimizer_kind(optimizer: object) -> OptimizerKind:
+    """The entry for an optimizer given by name, class or instance. Unknown optimizers are refused."""
     if not isinstance(optimizer, (str, type)):
         optimizer = type(optimizer)
     name = optimizer if isinstance(optimizer, str) else optimizer.__name__
     kind = OPTIMIZERS.get(name.lower().replace("_", "").replace("-", ""))
     if kind is None:
-        raise UserError(
-            f"the table has no rule for the optimizer {name!r}",
-            fix="use one of " + ", ".join(OPTIMIZERS) + "; if yours steps exactly like one of them, pass that name",
-        )
+        what = f"the table has no rule for the optimizer {name!r}"
+        fix = f"use one of {', '.join(OPTIMIZERS)}; if yours steps exactly like one of them, pass that name"
+        raise UserError(what, fix=fix)
     return kind
 
 
 def muon_shape_factor(fan_out: int, fan_in: int, rows: int, columns: int) -> float:
-    """What is still missing to sqrt(fan_out / fan_in) after torch.optim.Muon's own sqrt(max(1, rows / columns))."""
+    """sqrt(fan_out / fan_in), without the sqrt(max(1, rows / columns)) that torch.optim.Muon applies itself."""
     return float((fan_out / fan_in / max(1.0, rows / columns)) ** 0.5)
 
 
 @dataclass(frozen=True)
 class Folded:
-    """How settings change when y = c·W x becomes y = W'x with W' = cW: the same training run, no multiplier."""
+    """How settings change when y = c·W x becomes y = W'x with W' = cW: the same training run without a multiplier."""
 
     lr: float
     weight_decay: float
@@ -309,25 +351,24 @@ class Folded:
 
     @staticmethod
     def by(c: float, column: Column) -> "Folded":
-        if column is Column.SGD:  # its step is the gradient, which shrinks by c as the weight grows by c
+        if column is Column.SGD:  # the step is the gradient, which is multiplied by 1/c when the weight is by c
             return Folded(lr=c * c, weight_decay=1 / (c * c), eps=1.0)
         return Folded(lr=c, weight_decay=1 / c, eps=1 / c)
 
 
 @dataclass(frozen=True)
 class Horizon:
-    """Transfer over batch and duration, m_S = steps / base steps (Complete(d)P, arXiv 2512.22382). Opt-in.
+    """Transfer over batch size and duration, m_S = steps / base steps (Complete(d)P, arXiv 2512.22382). Opt-in.
 
-    Published exponents range from 0.28 to 0.5; it is a setting.
+    Published exponents range from 0.28 to 0.5, so the exponent is a setting.
     """
 
     exponent: float = 0.5
 
     def __post_init__(self) -> None:
         if not 0 <= self.exponent <= 1:
-            raise UserError(
-                f"horizon exponent {self.exponent!r}: must lie in [0, 1]", fix="published values are 0.28 to 0.5"
-            )
+            what = f"horizon exponent {self.exponent!r}: must lie in [0, 1]"
+            raise UserError(what, fix="use a published value, from 0.28 to 0.5")
 
     def lr(self, m_S: float) -> float:
         return float(m_S**-self.exponent)
@@ -340,5 +381,5 @@ class Horizon:
 
     @staticmethod
     def beta(beta: float, m_S: float) -> float:
-        """1 - β falls as 1 / m_S, so that its memory spans the same share of the run."""
+        """1 - β is proportional to 1 / m_S, so that the average covers the same share of the run."""
         return max(0.0, 1 - (1 - beta) / m_S)

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from completep import parametrize
 from completep.model.gpt import gpt
-from tests.rules.test_pitfalls import Model
+from tests.rules.models import Model
 from tests.rules.training import tokens
 
 MODELS = {

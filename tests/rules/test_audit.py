@@ -1,5 +1,6 @@
-"""Somebody else's optimizer against the table: right ones pass, each known mistake is found and named."""
+"""Your own optimizer compared with the table: a correct one passes, and each known mistake is found and named."""
 
+import json
 import math
 
 import pytest
@@ -7,7 +8,8 @@ import torch
 
 from completep import COMPLETEP, MUP, SP, Role, Shape, UserError, alpha, audit, parametrize
 from completep.model.gpt import gpt
-from tests.rules.training import VOCABULARY
+from tests.rules.models import Model
+from tests.rules.training import VOCABULARY, slow
 
 WIDTH, DEPTH, M_N, M_L = 64, 6, 2.0, 3.0
 
@@ -29,7 +31,7 @@ def theirs(rules=MUP, change=lambda groups, model: None, style="multiplier"):
 
 
 @pytest.mark.parametrize("style", ["multiplier", "folded"])
-@pytest.mark.parametrize("rules", [SP, MUP, alpha(0.5), COMPLETEP], ids=lambda r: r.name)
+@pytest.mark.parametrize("rules", [slow(SP), slow(MUP), slow(alpha(0.5)), COMPLETEP], ids=lambda r: r.name)
 def test_what_follows_the_rules_passes_and_no_other_rules_do(rules, style):
     model, optimizer = theirs(rules, style=style)
     found = audit(model, optimizer, base=small, rules=rules)
@@ -89,14 +91,15 @@ def one_block(groups, model):
     model.blocks[2].multiplier = 1.0
 
 
+VECTORS = {"hidden bias", "block norm"}
 MISTAKES = [
-    ("one global eps", COMPLETEP, one_eps, "eps", "one global eps", {"hidden weight", "hidden bias", "block norm"}),
+    ("one global eps", COMPLETEP, one_eps, "eps", "one global eps", {"hidden weight"} | VECTORS),
     ("wd not scaled", MUP, unscaled_decay, "weight_decay", "not scaled with width", {"hidden weight"}),
     ("gpt-2 init", COMPLETEP, gpt2_init, "init", r"1/sqrt\(2L\)", {"hidden weight"}),
     ("spectral", MUP, spectral_sgd, "lr", "spectral rule for SGD", {"hidden weight"}),
-    ("bias lr", alpha(0.5), bias_lr, "lr", "not scaled with depth", {"hidden bias", "block norm"}),
+    ("bias lr", alpha(0.5), bias_lr, "lr", "not scaled with depth", VECTORS),
     ("hidden lr", COMPLETEP, hidden_lr_width, "lr", "not scaled with width", {"hidden weight"}),
-    ("decayed norms", COMPLETEP, decayed_norms, "weight_decay", "norms are decayed", {"hidden bias", "block norm", "final norm"}),
+    ("decayed norms", COMPLETEP, decayed_norms, "weight_decay", "norms are decayed", VECTORS | {"final norm"}),
     ("no multiplier", COMPLETEP, no_multiplier, "multiplier", "does not have this multiplier", {"branch multiplier"}),
     ("one block", COMPLETEP, one_block, "multiplier", "does not have this multiplier", {"branch multiplier"}),
 ]  # fmt: skip
@@ -190,3 +193,39 @@ def test_roles_are_roles():
     with pytest.raises(UserError, match="hidden"):
         audit(model, optimizer, base=small, roles={"blocks.*": "hidden"})
     assert Role("hidden weight") is Role.HIDDEN
+
+
+def test_the_result_reads_well_everywhere():
+    model, optimizer = theirs(MUP, unscaled_decay)
+    failed = audit(model, optimizer, base=small, rules="mup")
+    assert (failed.verdict, failed.passed, failed.rules, failed.name) == ("FAIL", False, "mup", "muP")
+    text = str(failed)
+    assert text.startswith("FAIL: 24 settings depart from muP")
+    [row] = failed.document().parts[-1].rows
+    assert row[:3] == ("blocks.0.attention.qkv.weight (+23 more)", "hidden weight", "weight_decay")
+    assert row[3:6] == pytest.approx((0.2, 0.1, 0.5))
+    assert "not scaled with width" in row[6]
+    data = json.loads(json.dumps(failed.to_json()))
+    assert (data["verdict"], data["passed"], data["rules"], data["name"]) == ("FAIL", False, "mup", "muP")
+    assert {d["factor"] for d in data["departures"]} == {1 / M_N}
+    assert data["departures"][0]["found"] == 0.1
+    assert failed._repr_html_().index("FAIL") < failed._repr_html_().index("blocks.0")
+
+    model, optimizer = theirs(MUP)
+    passed = audit(model, optimizer, base=small, rules=MUP)
+    assert (passed.verdict, passed.passed, passed.to_json()["departures"]) == ("PASS", True, [])
+    assert str(passed).startswith("PASS: every setting is as muP prescribes")
+
+
+def test_a_model_without_a_final_norm_passes():
+    """The stream is measured before the logit multiplier, which here acts on the same module."""
+
+    class NoNorm(Model):
+        def __init__(self, width, depth):
+            super().__init__(width, depth)
+            self.norm = torch.nn.Identity()
+
+    model = NoNorm(64, 8)
+    scaling = parametrize(model, base=lambda: NoNorm(32, 2)).init_(0.1)
+    optimizer = torch.optim.AdamW(scaling.param_groups(1e-3, weight_decay=0.1))
+    assert audit(model, optimizer, base=lambda: NoNorm(32, 2)).passed

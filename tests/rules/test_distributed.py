@@ -25,6 +25,7 @@ def alone(request, tmp_path_factory):
     return request.param, run("ddp", "multiplier", request.param, 1, tmp_path_factory.mktemp("one") / "out.json")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "style"), [("ddp", "multiplier"), ("fsdp", "multiplier"), ("fsdp", "folded")])
 def test_two_ranks_are_one(how, style, alone, tmp_path):
     kind, one = alone

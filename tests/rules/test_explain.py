@@ -1,12 +1,16 @@
-import io
+"""What the rules do to each parameter, as a result that reads well in a terminal, in a notebook and as JSON."""
+
+import copy
+import dataclasses
 import json
 
 import pytest
-from rich.console import Console
+import torch
 
-from completep import COMPLETEP, SP, parametrize
+from completep import COMPLETEP, SP, Shape, UserError, alpha, parametrize
 from completep.model.gpt import gpt
-from completep.rules import explain
+from completep.rules.parametrize import explain
+from tests.rules.zoo import LLAMA_LIKE, ZOO, OuterSum, huggingface
 
 
 def scaling(style="multiplier", rules=COMPLETEP, **options):
@@ -58,24 +62,74 @@ def test_sp_explains_that_nothing_happens():
     assert {(r.lr, r.eps, r.multiplier) for r in scaling(rules=SP).explain()} == {(1.0, 1.0, 1.0)}
 
 
-def test_table_json_and_page():
-    s = scaling()
-    found = s.explain()
-    console = Console(width=180, record=True, file=io.StringIO())
-    console.print(explain.to_table(found, explain.summary(s)))
-    text = console.export_text()
+def test_the_result_reads_well_everywhere():
+    found = scaling().explain()
+    text = str(found)
     assert "blocks.*.mlp.down.weight" in text
     assert "branch × 0.25" in text
+    assert "width 32 → 64 (m_N = 2), depth 2 → 8 (m_L = 4)" in text
     assert "CompleteP, Table 1" in text
-    data = json.loads(json.dumps(explain.to_json(s, found)))
-    assert len(data["parameters"]) == len(found)
+    data = json.loads(json.dumps(found.to_json()))
+    assert len(data["parameters"]) == len(found) == len(list(found))
     assert data["multipliers"] == {"branch": 0.25, "logits": 0.5}
-    page = explain.to_html(s, found)
-    assert page.count("<tr>") == len(explain.collapse(found)) + 1
-    assert "http" not in page
+    assert (data["model"], data["rules"], data["name"]) == ("GPT", "completep", "CompleteP")
+    assert (data["base"], data["target"]) == ({"width": 32, "depth": 2}, {"width": 64, "depth": 8})
+    assert (data["m_N"], data["m_L"], data["style"]) == (2, 4, "multiplier")
+    html = found._repr_html_()
+    assert html.count("<tr>") == len(found.collapsed()) + 1
+    assert "http" not in html
 
 
-def test_the_page_escapes_names():
+def test_html_escapes_names():
+    found = scaling().explain()
+    nasty = dataclasses.replace(found.rows[0], template="<script>x</script>")
+    assert "<script>" not in dataclasses.replace(found, rows=(nasty,))._repr_html_()
+
+
+def test_frozen_parameters_and_own_ratios_are_shown():
+    model = gpt(64, 8, 61, head_size=16)
+    model.embedding.weight.requires_grad_(False)
+    table = explain(model, base=lambda: gpt(32, 2, 61, head_size=16)).document().parts[-1]
+    first = dict(zip(table.columns, table.rows[0], strict=True))
+    assert (first["role"], first["lr"], first["wd"]) == ("embedding (frozen)", None, None)
+    assert "m_N" not in table.columns  # the same for all parameters, so the summary above the table has it
+    grown = explain(
+        ZOO["llama"](64, 4), base=lambda: huggingface("Llama", **LLAMA_LIKE | {"intermediate_size": 32})(32, 2)
+    )
+    assert {row.m_N for row in grown} == {2.0, 6.0}
+    assert "m_N" in grown.document().parts[-1].columns
+
+
+def test_scaling_shows_itself():
     s = scaling()
-    nasty = [r.__class__(**{**vars(r), "template": "<script>x</script>"}) for r in s.explain()[:1]]
-    assert "<script>" not in explain.to_html(s, nasty)
+    line = repr(s)
+    assert "\n" not in line
+    for words in ("GPT", "CompleteP", "32 → 64", "2 → 8", "m_N = 2", "m_L = 4", "branch × 0.25", "in the forward pass"):
+        assert words in line
+    assert (s.target, s.base, s.m_N, s.m_L) == (Shape(64, 8), Shape(32, 2), 2, 4)
+    assert "blocks.*.mlp.down.weight" in s._repr_html_()
+    s.fold()
+    assert "folded into the weights" in repr(s)
+
+
+@pytest.mark.parametrize("style", ["multiplier", "folded"])
+@pytest.mark.parametrize("build", [lambda n, depth: gpt(n, depth, 61, head_size=16), OuterSum], ids=["own", "hooks"])
+def test_explain_leaves_the_model_alone_and_tells_what_parametrize_does(build, style):
+    model = build(64, 8)
+    before, hooks = copy.deepcopy(model.state_dict()), [len(m._forward_hooks) for m in model.modules()]
+    shown = explain(model, base=lambda: build(32, 2), rules="alpha=0.5", style=style, lr=0.01)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert [len(m._forward_hooks) for m in model.modules()] == hooks
+    done = parametrize(model, base=lambda: build(32, 2), rules=alpha(0.5), style=style)
+    assert done.explain(lr=0.01) == shown
+    assert shown.style == style
+
+
+def test_explain_refuses_what_parametrize_refuses():
+    model = OuterSum(64, 8)
+    parametrize(model, base=lambda: OuterSum(32, 2))
+    with pytest.raises(UserError, match="parametrized already") as e:
+        explain(model, base=lambda: OuterSum(32, 2))
+    assert "scaling.explain()" in e.value.fix
+    with pytest.raises(UserError, match="style='fold'"):
+        explain(OuterSum(64, 8), base=lambda: OuterSum(32, 2), style="fold")

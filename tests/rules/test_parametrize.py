@@ -1,4 +1,4 @@
-"""What parametrize promises: nothing changes at the base, the two styles are one run, and nothing is lost on the way."""
+"""What parametrize promises: nothing changes at the base, and both styles are the same run."""
 
 import copy
 import json
@@ -13,9 +13,10 @@ from torch import nn
 import completep as cp
 from completep import COMPLETEP, MUP, SP, Role, Shape, UserError, alpha, parametrize
 from completep.model.gpt import gpt
-from completep.rules.table import literature
-from tests.rules.training import VOCABULARY, logits, step, tokens, worst
+from completep.rules.table import flat_eps, literature
+from tests.rules.training import VOCABULARY, logits, slow, step, tokens, worst
 
+S = torch.optim.lr_scheduler
 RULES = [SP, MUP, alpha(0.5), alpha(0.75), COMPLETEP, literature(0.5)]
 STYLES = ["multiplier", "folded"]
 MODERN = {"positions": "rotary", "activation": "swiglu", "norm": "rmsnorm", "bias": False, "qk_norm": True}
@@ -75,8 +76,9 @@ def optimizers(name):
     return lambda scaling: make(scaling.param_groups(1e-2, weight_decay=weight_decay, **eps, optimizer=name))
 
 
-@pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("rules", [MUP, alpha(0.5), COMPLETEP], ids=lambda r: r.name)
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["paper", slow("modern"), slow("tied")])
+@pytest.mark.parametrize("rules", [slow(MUP), slow(alpha(0.5)), COMPLETEP], ids=lambda r: r.name)
 def test_folded_is_the_same_run(rules, option):
     runs = []
     for style in STYLES:
@@ -91,7 +93,8 @@ def test_folded_is_the_same_run(rules, option):
     assert runs[0][1][-1] < runs[0][1][0]
 
 
-@pytest.mark.parametrize("optimizer_name", ["adamw", "adam", "adagrad", "sgd"])
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer_name", ["adamw", slow("adam"), slow("adagrad"), slow("sgd")])
 def test_fold_and_unfold_in_the_middle_of_training(optimizer_name):
     torch.set_default_dtype(torch.float64)
     try:
@@ -147,27 +150,75 @@ def test_unfolded_weights_in_the_plain_class_are_wrong():
     assert worst(plain(tokens(7)), model(tokens(7))) > 1e-2
 
 
-def test_fold_refuses_groups_that_mix_factors_and_changes_nothing():
-    model, scaling = scaled()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    before = model(tokens(1))
-    with pytest.raises(UserError, match="different factors"):
-        scaling.fold(optimizer)
-    assert scaling.style == "multiplier"
-    assert torch.equal(model(tokens(1)), before)
+def mixed_groups(model, scaling):
+    return [torch.optim.AdamW(model.parameters(), lr=1e-3)], []
 
 
-def test_fold_refuses_optimizer_state_it_does_not_know():
+def unknown_state(model, scaling):
     class AdamW(torch.optim.AdamW):  # the same name, one more buffer
         pass
 
-    model, scaling = scaled()
     optimizer = AdamW(scaling.param_groups(1e-3))
     step(model, optimizer, 0)
     parameter = next(model.parameters())
     optimizer.state[parameter]["ema"] = torch.zeros_like(parameter)
-    with pytest.raises(UserError, match="ema"):
-        scaling.fold(optimizer)
+    return [optimizer], []
+
+
+def missing_optimizer(model, scaling):
+    return [torch.optim.AdamW(scaling.param_groups(1e-3, roles=[Role.EMBEDDING]))], []
+
+
+def good_then_bad(model, scaling):
+    """The first optimizer could be changed, the second cannot."""
+    good = torch.optim.AdamW(scaling.param_groups(1e-3))
+    step(model, good, 0)
+    return [good, torch.optim.AdamW(model.parameters(), lr=1e-3)], []
+
+
+def floor(model, scaling):
+    optimizer = torch.optim.AdamW(scaling.param_groups(1e-3))
+    return [optimizer], [S.LinearLR(optimizer), S.CosineAnnealingLR(optimizer, 4, eta_min=1e-5)]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (mixed_groups, "different factors"),
+        (unknown_state, "ema"),
+        (missing_optimizer, "no optimizer that was given holds"),
+        (good_then_bad, "different factors"),
+        (floor, "one floor for all groups"),
+    ],
+)
+def test_a_refused_fold_changes_nothing(make, message):
+    model, scaling = scaled()
+    optimizers, schedulers = make(model, scaling)
+
+    def everything():
+        return copy.deepcopy(
+            [model.state_dict(), model.get_multipliers(), scaling.style, scaling.state_dict()]
+            + [o.state_dict() for o in optimizers]
+            + [s.state_dict() for s in schedulers]
+        )
+
+    before = everything()
+    with pytest.raises(UserError, match=message):
+        scaling.fold(*optimizers, schedulers=schedulers)
+    assert same(everything(), before)
+    scaling.fold()  # without optimizers, after the last step
+    assert scaling.style == "folded"
+
+
+def same(a, b):
+    """Equality of nested containers with tensors in them."""
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
 
 
 def test_tied_without_a_final_norm_cannot_fold():
@@ -265,7 +316,6 @@ def test_few_groups_and_every_parameter_in_one():
     assert {r for g in groups for r in g["roles"]} == {str(r) for r in Role} - {"embedding bias", "unembedding bias"}
 
 
-S = torch.optim.lr_scheduler
 SCHEDULERS = {
     "LambdaLR": lambda o: S.LambdaLR(o, lambda t: 1 / (1 + t)),
     "MultiplicativeLR": lambda o: S.MultiplicativeLR(o, lambda t: 0.9),
@@ -317,6 +367,7 @@ def test_sign_like_optimizers_take_adams_rates_and_have_no_epsilon(name):
     assert {s[2] for s in sign.values()} == {None}
 
 
+@pytest.mark.slow
 def test_muon_and_adamw_share_the_work():
     model, scaling = scaled(alpha(0.5), width=128, depth=8)
     muon = torch.optim.Muon(scaling.param_groups(0.02, weight_decay=0.1, optimizer=torch.optim.Muon))
@@ -467,6 +518,7 @@ def test_another_model_is_not_taken_for_a_copy():
         scaling.on(small(64, 5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [small, lambda *a: Grouped(*(a or (32, 2)))], ids=["own", "hooks"])
 def test_compile_without_graph_breaks(build):
     model = build(64, 4)
@@ -486,7 +538,7 @@ def test_checkpoint_carries_the_rules(tmp_path):
     assert json.loads(json.dumps(state)) == state
     scaled()[1].load_state_dict(state)
     others = {
-        "rules: 'CompleteP' → 'muP'": scaled(MUP)[1],
+        "rules: 'completep' → 'mup'": scaled(MUP)[1],
         "style: 'multiplier' → 'folded'": scaled(style="folded")[1],
         r"base.depth: 2 → 3": parametrize(small(64, 6), base=lambda: small(32, 3)),
         "role: 'hidden bias' → 'block norm'": scaled(roles={"blocks.*.mlp.up.bias": Role.BLOCK_NORM})[1],
@@ -494,6 +546,25 @@ def test_checkpoint_carries_the_rules(tmp_path):
     for difference, other in others.items():
         with pytest.raises(UserError, match=difference):
             other.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("rules", "stored"),
+    [
+        (COMPLETEP, "CompleteP"),
+        (MUP, "muP"),
+        (SP, "SP"),
+        (literature(0.5), "literature alpha=0.5"),
+        (flat_eps(1), "flat-eps=1"),
+    ],
+)
+def test_checkpoints_of_older_versions_load(rules, stored):
+    """They hold the display name of that version instead of the key."""
+    scaling = scaled(rules)[1]
+    old = scaling.state_dict() | {"rules": stored}
+    scaling.load_state_dict(old)
+    with pytest.raises(UserError, match=r"rules: 'alpha=0\.75' →"):
+        scaling.load_state_dict(old | {"rules": "alpha=0.75"})
 
 
 def test_a_shape_is_as_good_as_a_factory_for_a_plain_transformer():
@@ -541,14 +612,13 @@ class MlpOnly(nn.Module):
         return self.read(self.last(x))
 
 
+@pytest.mark.slow
 def test_growing_heads_put_a_factor_on_the_queries():
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     def qwen(width, head):
-        return Qwen3ForCausalLM(
-            Qwen3Config(hidden_size=width, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, head_dim=head,
-                        intermediate_size=width, vocab_size=VOCABULARY)
-        )  # fmt: skip
+        sizes = {"hidden_size": width, "intermediate_size": width, "vocab_size": VOCABULARY, "num_hidden_layers": 2}
+        return Qwen3ForCausalLM(Qwen3Config(**sizes, num_attention_heads=2, num_key_value_heads=2, head_dim=head))
 
     model = qwen(64, 32)
     scaling = parametrize(model, base=lambda: qwen(32, 16)).init_(0.1)

@@ -8,9 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from completep import COMPLETEP, MUP, SP, Role, UserError, alpha
-from completep.rules.table import Column, Folded, Rules, literature, muon_shape_factor, optimizer_kind, rules_named
+from completep.rules.table import (
+    Column,
+    Folded,
+    Rules,
+    as_rules,
+    display_name,
+    flat_eps,
+    known_rules,
+    literature,
+    muon_shape_factor,
+    optimizer_kind,
+    rules_named,
+)
 
-# role: (init std, learning rate, weight decay, epsilon), as RULES.md and Table 1 print them; N and L are the ratios, a is alpha.
+# role: (init std, learning rate, weight decay, epsilon), as in RULES.md and Table 1; N and L are ratios, a is alpha.
 ADAM = {
     "embedding": ("1", "1", "1", "1/N"),
     "embedding bias": ("1", "1", "1", "1/N"),
@@ -156,6 +168,56 @@ def test_alpha_outside_its_range_is_refused(a):
 )
 def test_rules_by_name(word, rules):
     assert rules_named(word) == rules
+
+
+# role: (start, decayed, matrix, inside, acts on, fan), typed independently.
+TRAITS = {
+    "embedding": ("random", True, True, False, "stream", "model"),
+    "embedding bias": ("constant", False, False, False, "stream", "model"),
+    "hidden weight": ("random", True, True, True, "stream", "matrix"),
+    "hidden bias": ("constant", False, False, True, "stream", "vector"),
+    "block norm": ("constant", False, False, True, "stream", "vector"),
+    "QK norm": ("constant", False, False, True, "stream", "fixed"),
+    "final norm": ("constant", False, False, False, "logits", "vector"),
+    "unembedding": ("random", True, True, False, "logits", "readout"),
+    "unembedding bias": ("constant", False, False, False, "logits", "fixed"),
+}
+
+
+def test_traits():
+    found = {
+        str(role): (t.start, t.decayed, t.matrix, t.inside, t.acts_on, t.fan)
+        for role, t in ((role, role.trait) for role in Role)
+    }
+    assert found == TRAITS
+
+
+@pytest.mark.parametrize(
+    ("rules", "key", "name"),
+    [
+        (SP, "sp", "SP"),
+        (MUP, "mup", "muP"),
+        (COMPLETEP, "completep", "CompleteP"),
+        (alpha(1), "completep", "CompleteP"),
+        (alpha(0.75), "alpha=0.75", "alpha=0.75"),
+        (literature(0.5), "literature=0.5", "literature alpha=0.5"),
+        (flat_eps(1), "flat-eps=1", "CompleteP without the depth rule for ε"),
+        (flat_eps(0.5), "flat-eps=0.5", "alpha=0.5 without the depth rule for ε"),
+    ],
+)
+def test_every_parameterization_has_one_key_and_one_name(rules, key, name):
+    assert (rules.key, rules.name) == (key, name)
+    assert rules_named(key) == rules_named(key.upper()) == as_rules(key) == as_rules(rules) == rules
+    assert display_name(key) == name
+
+
+def test_names_that_are_not_rules_are_left_as_they_are():
+    for text in ("my own rules", "", "alpha", "alpha=7"):
+        assert display_name(text) == text
+        assert known_rules(text) is None
+    assert rules_named("literature alpha=0.5") == literature(0.5)
+    with pytest.raises(UserError, match="rules=None are not rules"):
+        as_rules(None)
 
 
 @pytest.mark.parametrize("word", ["", "mu", "alpha", "alpha=x", "sp=1"])

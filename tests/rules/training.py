@@ -1,5 +1,6 @@
 """A few real steps of training, shared by the tests."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -32,3 +33,8 @@ def step(
 def worst(a: Tensor, b: Tensor) -> float:
     """Largest difference, relative to the largest value."""
     return ((a - b).abs().max() / b.abs().max()).item()
+
+
+def slow(value):
+    """A value of a parametrized test that `make check` leaves out."""
+    return pytest.param(value, marks=pytest.mark.slow)

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from completep import COMPLETEP, Role, parametrize
+
 VOCABULARY = 61
 
 
@@ -34,6 +36,7 @@ LLAMA_LIKE = {
     "intermediate_size": lambda n, _: 3 * n,
     "head_dim": 16,
 }
+GRANITE = {"residual_multiplier": 0.22, "embedding_multiplier": 12.0, "logits_scaling": 8.0}
 NEOX_LIKE = {k: v for k, v in LLAMA_LIKE.items() if k not in ("num_key_value_heads", "head_dim")}
 
 
@@ -48,12 +51,16 @@ def opt(width, depth):
     )(width, depth)  # fmt: skip
 
 
+def mpt(width, depth):
+    return huggingface("Mpt", d_model=width, n_layers=depth, n_heads=width // 16, max_seq_len=32)(width, depth)
+
+
 def bloom(width, depth):
     return huggingface("Bloom", hidden_size=width, n_layer=depth, n_head=width // 16)(width, depth)
 
 
 def vision_packages():
-    """timm, with torchvision's Python; its compiled operators need a matching torch build and are only declared here."""
+    """timm, with the Python part of torchvision. Its compiled operators are only declared."""
     folder = Path(sys.prefix) / "vision"
     if not (folder / "timm").is_dir():
         pytest.skip(f"timm is not in {folder}; make test installs it")
@@ -105,7 +112,7 @@ class TorchEncoderLM(nn.Module):
 
 
 class Squash(nn.Module):
-    """A norm that nobody else calls that way: RMS with a gain named g."""
+    """A norm with an unusual name: RMS with a gain named g."""
 
     def __init__(self, width):
         super().__init__()
@@ -146,7 +153,7 @@ class Layer(nn.Module):
 
 
 class Oddity(nn.Module):
-    """Unusual names throughout; blocks are attributes, the sum of each block stands in it."""
+    """Unusual names throughout. Blocks are attributes, and each adds to the stream itself."""
 
     def __init__(self, width, depth):
         super().__init__()
@@ -165,7 +172,7 @@ class Oddity(nn.Module):
 
 
 class OuterSum(nn.Module):
-    """The sum stands outside the blocks: x = x + block(x)."""
+    """The sum is outside the blocks: x = x + block(x)."""
 
     def __init__(self, width, depth):
         super().__init__()
@@ -197,13 +204,26 @@ ZOO = {
     "gemma3": huggingface("Gemma3Text", **LLAMA_LIKE),
     "olmo2": huggingface("Olmo2", **{k: v for k, v in LLAMA_LIKE.items() if k != "head_dim"}),
     "phi": huggingface("Phi", **NEOX_LIKE),
-    "granite": huggingface("Granite", residual_multiplier=0.22, embedding_multiplier=12.0, logits_scaling=8.0, **NEOX_LIKE),
+    "granite": huggingface("Granite", **GRANITE, **NEOX_LIKE),
     "bloom": bloom,
-    "mpt-alibi": huggingface("Mpt", d_model=lambda n, _: n, n_layers=lambda _, depth: depth, n_heads=lambda n, _: n // 16, max_seq_len=32),
+    "mpt-alibi": mpt,
     "torch-encoder": TorchEncoderLM,
     "timm-vit": timm_vit,
     "timm-vit-average": timm_vit_average,
     "torchvision-vit": torchvision_vit,
     "oddity": Oddity,
     "outer-sum": OuterSum,
-}  # fmt: skip
+}
+
+QUICK = ("gpt2", "llama", "gemma", "torch-encoder", "oddity", "outer-sum")
+EACH = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in ZOO]
+
+
+def roles_for(name):
+    return {pattern: Role[role] for pattern, role in ODD_ROLES.items()} if name == "oddity" else None
+
+
+def scale(name, style="multiplier", rules=COMPLETEP, width=64, depth=6):
+    """(a model of the zoo, its scaling relative to width 32 and depth 2)"""
+    model = ZOO[name](width, depth)
+    return model, parametrize(model, base=lambda: ZOO[name](32, 2), rules=rules, style=style, roles=roles_for(name))

@@ -1,0 +1,125 @@
+"""Which model is examined and on which inputs: yours, the base, or a small model that you pass."""
+
+import copy
+from collections.abc import Callable
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from completep.config import Shape
+from completep.errors import UserError
+
+LARGEST_SPECIMEN = 300_000_000  # parameters; 1.2 GB in float32
+
+Factory = Callable[[], nn.Module]
+
+
+def build(factory: Factory, device: str) -> nn.Module:
+    """Call a factory on a device. Your random state is not changed."""
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device(device):
+            model = factory()
+    except UserError:
+        raise
+    except Exception as error:
+        what = f"the factory failed on the {device} device: {type(error).__name__}: {error}"
+        raise UserError(what, fix="call the factory separately to see the whole traceback") from error
+    if not isinstance(model, nn.Module):
+        what = f"the factory returned {type(model).__name__}, not an nn.Module"
+        raise UserError(what, fix="base=lambda: MyModel(width=…, depth=…)")
+    return model
+
+
+def size(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def on_meta(model: nn.Module) -> bool:
+    return any(p.is_meta for p in model.parameters())
+
+
+def runnable(model: nn.Module) -> nn.Module:
+    """The model on the CPU in float32, without dropout, with gradients for all parameters."""
+    return model.to(device="cpu", dtype=torch.float32).eval().requires_grad_(True)
+
+
+class Base:
+    """The tuned model, as a Shape or a factory.
+
+    A factory is called at most once on the meta device and at most once for real.
+    """
+
+    def __init__(self, base: Factory | Shape) -> None:
+        if not isinstance(base, Shape) and (not callable(base) or isinstance(base, nn.Module)):
+            what = f"base is a {type(base).__name__}, neither a factory nor a Shape"
+            raise UserError(what, fix="base=lambda: MyModel(width=256, depth=2), or base=Shape(256, 2)")
+        self.shape = base if isinstance(base, Shape) else None
+        self.factory = None if isinstance(base, Shape) else base
+
+    @cached_property
+    def model(self) -> nn.Module | None:
+        """The base on the meta device, or for real if its constructor cannot run there; None for a Shape."""
+        if self.factory is None:
+            return None
+        try:
+            return build(self.factory, "meta")
+        except UserError:
+            return self.real  # some constructors compute with their tensors
+
+    @cached_property
+    def real(self) -> nn.Module | None:
+        """The base with real numbers, ready to run; None for a Shape."""
+        return None if self.factory is None else runnable(build(self.factory, "cpu"))
+
+
+def choose_specimen(model: nn.Module, base: Base, given: Factory | nn.Module | None) -> nn.Module:
+    """A model of this class that can be run: the one that you pass, the base, or a copy of the model."""
+    if isinstance(given, nn.Module):
+        return runnable(copy.deepcopy(given))
+    if given is not None:
+        return runnable(_build_small(given))
+    if base.model is not None and size(base.model) <= LARGEST_SPECIMEN and base.real is not None:
+        return base.real
+    if not on_meta(model) and size(model) <= LARGEST_SPECIMEN:
+        return runnable(copy.deepcopy(model))
+    why = "is on the meta device" if on_meta(model) else f"has {size(model):,} parameters"
+    kind = "too large as well" if base.factory else "only a Shape"
+    what = f"nothing is small enough to examine: the model {why}, and the base is {kind}"
+    raise UserError(what, fix="pass specimen=lambda: <the same class, small>; it is run to find and prove the roles")
+
+
+def _build_small(factory: Factory) -> nn.Module:
+    if not callable(factory):
+        what = f"specimen={factory!r} is neither a model nor a factory"
+        raise UserError(what, fix="specimen=lambda: <the same class, small>")
+    try:
+        parameters = size(build(factory, "meta"))
+    except UserError:
+        parameters = 0  # the size is unknown if it cannot be built on the meta device
+    if parameters > LARGEST_SPECIMEN:
+        what = f"the model to examine has {parameters:,} parameters, more than {LARGEST_SPECIMEN:,}"
+        raise UserError(what, fix="pass base as a factory for a small base model, or a smaller specimen")
+    return build(factory, "cpu")
+
+
+def guess_example(model: nn.Module) -> Tensor:
+    """Inputs for a model, if you gave none: token ids, or an image."""
+    generator = torch.Generator().manual_seed(0)
+    tables = [m for m in model.modules() if isinstance(m, nn.Embedding)]
+    if tables:
+        smallest = min(m.num_embeddings for m in tables)  # the ids are valid for every table
+        return torch.randint(smallest, (2, 8), generator=generator)
+    images = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
+    side = _image_side(model)
+    if images and side:
+        return torch.randn(2, images[0].in_channels, side, side, generator=generator)
+    what = "completep cannot guess the inputs of this model"
+    raise UserError(what, fix="pass example=<inputs>: a tensor, a tuple of arguments, or a dict")
+
+
+def _image_side(model: nn.Module) -> int | None:
+    holders = (model, getattr(model, "config", None), getattr(model, "patch_embed", None))
+    values = [getattr(holder, name, None) for holder in holders for name in ("image_size", "img_size")]
+    sides = [value[0] if isinstance(value, (tuple, list)) else value for value in values]
+    return next((side for side in sides if isinstance(side, int)), None)
