@@ -1,45 +1,30 @@
-"""A study's report as Markdown, for a repository or a pull request: the same words and numbers as the page."""
+"""Documents as Markdown, for a repository or a pull request. Figures are links to SVG files beside the text."""
 
 import re
+from collections.abc import Sequence
 
-import polars as pl
-
-from completep.report.page import TONES
-from completep.report.study_figures import Figure
-from completep.report.study_view import number
-from completep.study.design import Outcome, Study
-
-TEXT = """# {title}
-
-`{command}`
-
-**{headline}.** Here: {sentence}.
-
-The paper: {claim}
-
-{figures}
-## Numbers
-
-{table}
-
-All runs: {files}.
-
-## Settings
-
-{settings}
-"""
+from completep.report.document import Code, Document, Facts, Part, Strong, Table, Text, Verdict, headline, number
 
 
-def markdown(
-    study: Study, outcome: Outcome, figures: list[Figure], settings: dict[str, str], command: str, files: list[str]
-) -> str:
-    pictures = "\n".join(f"![{plain(f.title)}]({f.name}.svg)\n" for f in figures)
-    return TEXT.format(
-        title=plain(study.question), command=command.replace("`", "'"), headline=TONES[outcome.agreement][1],
-        sentence=plain(outcome.sentence), claim=plain(study.claim), figures=pictures,
-        table=table(outcome.table), files=", ".join(f"[{name}]({name})" for name in files),
-        settings="\n".join(f"- {plain(name)}: {plain(value)}" for name, value in settings.items()),
-    )  # fmt: skip
+def markdown(document: Document, files: Sequence[str] = ()) -> str:
+    parts = [_part(part) for part in document.parts]
+    links = ", ".join(f"[{name}]({name})" for name in files)
+    return "\n\n".join([f"# {plain(document.title)}", *filter(None, parts), *([f"Data: {links}"] * bool(links))]) + "\n"
+
+
+def _part(part: Part) -> str:
+    if isinstance(part, Verdict):
+        return f"**{plain(headline(part.word))}.** {plain(part.sentence)}"
+    if isinstance(part, Text):
+        return plain(part.text)
+    if isinstance(part, Code):
+        heading = f"## {plain(part.title)}\n\n" if part.title else ""
+        return f"{heading}`{part.text.replace('`', chr(39))}`"
+    if isinstance(part, Facts):
+        return f"## {plain(part.title)}\n\n" + "\n".join(f"- {plain(k)}: {plain(v)}" for k, v in part.rows.items())
+    if isinstance(part, Table):
+        return "" if part.collapsed else _table(part)
+    return f"![{plain(part.title)}]({part.name}.svg)"
 
 
 def plain(text: str) -> str:
@@ -47,8 +32,14 @@ def plain(text: str) -> str:
     return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", " ".join(text.split()))
 
 
-def table(frame: pl.DataFrame) -> str:
-    heads = [plain(name.replace("_", " ")) for name in frame.columns]
-    sides = ["---:" if kind.is_numeric() else "---" for kind in frame.schema.values()]
-    lines = [heads, sides, *([plain(number(v)) for v in row] for row in frame.rows())]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def _cell(value: object) -> str:
+    text = plain(number(value))
+    return f"**{text}**" if isinstance(value, Strong) else text
+
+
+def _table(table: Table) -> str:
+    sides = ["---:" if table.numeric(i) else "---" for i in range(len(table.columns))]
+    lines = [[plain(c) for c in table.columns], sides, *(map(_cell, row) for row in table.rows)]
+    notes = "".join(f"\n\n{plain(note)}" for note in table.notes)
+    rows = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return (f"## {plain(table.title)}\n\n" if table.title else "") + rows + notes

@@ -1,28 +1,43 @@
-"""The report in a real browser: charts drawn without an error, legends that hide, nothing cut off, nothing from outside run."""
+"""The report in a real browser: charts drawn without an error, legends that hide, nothing cut off, nothing injected."""
 
 import json
 import math
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
 import pytest
 
-from completep.report import study_figures
-from completep.report.page import page
-from completep.report.study_files import settings, write_study
-from completep.study.design import Outcome
-from completep.study.named import STUDIES, small_transfer, study_named
-from completep.study.scale import LAPTOP
-from tests.study.test_findings import dynamics_frame, eps_frame, grid_frame, shape_frame, tau_frame, transfer_frame
+from completep.report.html import page
+from completep.studies.demo import DEMO
+from completep.studies.design import Measurement
+from completep.studies.result import StudyResult, run_settings
+from completep.studies.run import known_studies, study_named
+from completep.studies.scale import LAPTOP
+from tests.studies.frames import dynamics_frame, eps_frame, grid_frame, shape_frame, tau_frame, transfer_frame
 
+pytestmark = pytest.mark.slow
 DRIFT = {"mup": -0.5, "alpha=0.5": 0.5, "completep": 0.0}
+SHAPES = study_named("downstream").axes["laptop"]["shape"]
 
 
-def made(name):
-    """(study, data, outcome) from made-up losses."""
-    study = small_transfer(LAPTOP, 0) if name == "demo" else study_named(name, LAPTOP)
+def made(name, change=lambda frame: frame, **values) -> StudyResult:
+    """A result from made-up losses; measurements are real, and so small that they take seconds."""
+    study = DEMO if name == "demo" else study_named(name)
+    experiment = study.at(LAPTOP).narrowed(values)
+    if isinstance(study, Measurement):
+        depths = [2, 4, 8] if name == "coordinates" else [16, 32, 64]
+        experiment = experiment.narrowed({"depth": depths, "seed": [0, 1]})
+        conclusion, frames = study.conclude(experiment, 1, lambda *_: None)
+        return StudyResult(experiment, conclusion, frames, {"data": "digits"}, ("study", name))
+    frame = change(losses(name))
+    conclusion = study.conclude(experiment, frame)
+    return StudyResult(experiment, conclusion, {"runs": frame}, {"data": "python"}, ("study", name))
+
+
+def losses(name):
     frames = {
         "eps-transfer": lambda: eps_frame({"completep": {2: 1e-4, 16: 1e-4}, "flat-eps=1": {2: 1e-4, 16: 1e-5}}),
         "dynamics": lambda: dynamics_frame(
@@ -32,21 +47,19 @@ def made(name):
         "tau": lambda: tau_frame({"mup": 0.5, "alpha=0.5": 0.2, "completep": -0.4}).with_columns(shape=pl.lit("32x4")),
         "lr-wd-grid": lambda: grid_frame(-1.0),
         "horizon": lambda: shape_frame(dict.fromkeys(DRIFT, 0.0)),
-        "downstream": downstream_frame,
+        "downstream": scores,
         "init-transfer": lambda: transfer_frame(DRIFT).rename({"lr": "std"}),
     }
-    frames |= {n: lambda: measured(name) for n in ("coordinates", "laziness")}
-    data = frames.get(name, lambda: with_divergence(transfer_frame(DRIFT)))()
-    return study, data, study.find(data)
+    return frames.get(name, lambda: with_divergence(transfer_frame(DRIFT)))()
 
 
-def downstream_frame():
+def scores():
     tasks = {"hellaswag": "acc_norm", "boolq": "acc"}
     return pl.DataFrame(
         [
             {"rules": r, "shape": s, "task": t, "metric": m, "items": 200, "score": 40.0 + i, "stderr": 2.0}
             for i, r in enumerate(DRIFT)
-            for s in LAPTOP.downstream_shapes
+            for s in SHAPES
             for t, m in tasks.items()
         ]
     )
@@ -55,14 +68,6 @@ def downstream_frame():
 def with_divergence(frame):
     lost = (pl.col("rules") == "mup") & (pl.col("lr") > 2**-4)
     return frame.with_columns(loss=pl.when(lost).then(math.nan).otherwise("loss"))
-
-
-def measured(name):
-    """A measurement so small that it takes seconds."""
-    study = study_named(name, LAPTOP).narrowed(
-        ["depth=2,4,8" if name == "coordinates" else "depth=16,32,64", "seed=0,1"]
-    )
-    return study.measure(**study.axes, workers=1, progress=lambda *_: None)
 
 
 @pytest.fixture(scope="module")
@@ -94,13 +99,13 @@ def opened(browser, path: Path, width: int, **options):
     return tab, said
 
 
-@pytest.mark.parametrize("name", ["demo", *STUDIES])
+@pytest.mark.parametrize("name", ["demo", *known_studies()])
 def test_every_study_is_drawn_whole(name, browser, folder):
-    study, data, outcome = made(name)
-    files = write_study(study, data, outcome, {"data": "python"}, f"completep study {name}", folder)
+    result = made(name)
+    files = result.write(folder)
     assert files[0].name == "report.html"
     assert {f.suffix for f in files} == {".html", ".md", ".svg", ".png", ".pdf", ".csv"}
-    panels = sum(len(f.panels) for f in study_figures.figures(study, data, outcome))
+    panels = sum(len(f.panels) for f in result.conclusion.figures)
     for width in (390, 1440):
         tab, said = opened(browser, files[0], width)
         assert said == []
@@ -112,12 +117,12 @@ def test_every_study_is_drawn_whole(name, browser, folder):
                 .filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.textContent)"""
         )
         assert cut == []
-        assert outcome.sentence in tab.locator(".verdict").inner_text().replace("\n", " ")
+        assert result.conclusion.sentence in tab.locator(".verdict").inner_text().replace("\n", " ")
         tab.close()
 
 
 def test_panels_fit_a_phone(browser, folder):
-    files = write_study(*made("lr-transfer"), {}, "x", folder)
+    files = made("lr-transfer").write(folder)
     tab, _ = opened(browser, files[0], 390)
     wide = tab.evaluate(
         "[...document.querySelectorAll('.panel')].filter(e => e.scrollWidth > e.clientWidth + 1).length"
@@ -126,7 +131,7 @@ def test_panels_fit_a_phone(browser, folder):
 
 
 def test_a_click_on_the_legend_hides_a_series_and_another_brings_it_back(browser, folder):
-    files = write_study(*made("lr-transfer"), {}, "x", folder)
+    files = made("lr-transfer").write(folder)
     tab, said = opened(browser, files[0], 1440)
     panel = tab.locator(".panel").first
 
@@ -134,24 +139,31 @@ def test_a_click_on_the_legend_hides_a_series_and_another_brings_it_back(browser
         """Lines by their colours, where they are seen."""
         return panel.evaluate(
             """p => [...p.querySelectorAll(".mark-line path")]
-                .filter(e => e.getAttribute("d") && getComputedStyle(e).opacity > 0.5).map(e => e.getAttribute("stroke"))"""
+                .filter(e => e.getAttribute("d") && getComputedStyle(e).opacity > 0.5)
+                .map(e => e.getAttribute("stroke"))"""
         )
 
     before = visible()
     assert len(before) == 3
     entry = panel.locator(".role-legend-label text", has_text=re.compile("^8$"))
     entry.click()
-    tab.wait_for_timeout(300)
-    assert len(visible()) == 2
+    wait_until(tab, lambda: len(visible()) == 2)
     assert set(visible()) < set(before)
     entry.click()
-    tab.wait_for_timeout(300)
-    assert visible() == before
+    wait_until(tab, lambda: visible() == before)
     assert said == []
 
 
+def wait_until(tab, condition):
+    for _ in range(300):
+        if condition():
+            return
+        tab.wait_for_timeout(50)
+    raise AssertionError("this never happened")
+
+
 def test_dark_and_print(browser, folder):
-    files = write_study(*made("lr-transfer"), {}, "x", folder)
+    files = made("lr-transfer").write(folder)
     colours = {}
     for scheme in ("light", "dark"):
         tab, _ = opened(browser, files[0], 1440, color_scheme=scheme)
@@ -163,76 +175,83 @@ def test_dark_and_print(browser, folder):
     assert colours["dark"] == ["rgb(22, 24, 28)", "rgb(232, 234, 237)"]
     tab.emulate_media(media="print")
     tab.evaluate("dispatchEvent(new Event('beforeprint'))")
-    tab.wait_for_timeout(500)
-    ink = tab.evaluate("getComputedStyle(document.querySelector('.panel .role-axis-label text')).fill")
-    assert ink == "rgb(28, 29, 32)"  # dark ink on paper, also from a dark screen
+    ink = "getComputedStyle(document.querySelector('.panel .role-axis-label text')).fill"
+    wait_until(tab, lambda: tab.evaluate(ink) == "rgb(28, 29, 32)")  # dark ink on paper, also from a dark screen
 
 
 EVIL = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 
 
-def test_nothing_that_came_from_outside_is_run(browser, tmp_path):
-    study, data, outcome = made("lr-transfer")
-    study = study.narrowed([])
-    data = data.with_columns(note=pl.lit(EVIL), rules=pl.col("rules").replace({"mup": EVIL}))
-    outcome = study.find(data)
-    outcome = Outcome(outcome.agreement, EVIL, outcome.table.with_columns(note=pl.lit(EVIL)), outcome.detail)
-    drawn = study_figures.figures(study, data, outcome)
-    text = page(study, outcome, drawn, {EVIL: EVIL}, EVIL, data)
+def test_nothing_from_outside_is_executed(browser, tmp_path):
+    def poison(frame):
+        return frame.with_columns(note=pl.lit(EVIL), rules=pl.col("rules").replace({"mup": EVIL}))
+
+    result = made("lr-transfer", poison)
+    table = result.table.with_columns(note=pl.lit(EVIL))
+    conclusion = replace(result.conclusion, sentence=EVIL, table=table)
+    study = replace(result.experiment.study, question=EVIL)
+    result = replace(
+        result, experiment=replace(result.experiment, study=study), conclusion=conclusion, settings={EVIL: EVIL},
+        command=("study", EVIL),
+    )  # fmt: skip
     path = tmp_path / "evil.html"
-    path.write_text(text)
+    path.write_text(page(result.document()))
     tab, said = opened(browser, path, 1440)
-    assert tab.title() == "lr-transfer · completep"
+    assert tab.title() == f"{EVIL} · completep"
     assert said == []
-    assert EVIL in tab.locator(".verdict").inner_text()  # shown as it is
+    assert EVIL in tab.locator(".verdict").inner_text()  # shown as text
+    fragment = tmp_path / "fragment.html"
+    fragment.write_text(f"<body data-drawn=yes><title>fragment</title>{result._repr_html_()}")
+    tab, said = opened(browser, fragment, 1440)
+    assert tab.title() == "fragment"
+    assert said == []
 
 
 def test_numbers_in_the_files_are_those_of_the_frame(folder):
-    study, data, outcome = made("lr-transfer")
-    files = write_study(study, data, outcome, {}, "x", folder)
+    result = made("lr-transfer")
+    files, data = result.write(folder), result.data["runs"]
     runs = pl.read_csv(next(f for f in files if f.name == "runs.csv"))
     assert runs["lr"].to_list() == data["lr"].to_list()
     assert runs.height == data.height
-    assert pl.read_csv(next(f for f in files if f.name == "outcome.csv")).height == outcome.table.height
+    assert pl.read_csv(next(f for f in files if f.name == "outcome.csv")).height == result.table.height
 
 
 def test_settings_name_what_varies_and_what_does_not():
-    told = settings([run for _, run in study_named("lr-transfer", LAPTOP).runs()])
-    assert told["depths"] == "2, 8, 32"
-    assert told["base (width × depth)"] == "64 × 2"
-    assert told["steps"] == "150"
-    assert told["data"].startswith("Python's own source, as bytes")
-    assert json.dumps(told)
+    study = study_named("lr-transfer")
+    settings = run_settings([study.run(LAPTOP, point) for point in study.at(LAPTOP).points()])
+    assert settings["depths"] == "2, 8, 32"
+    assert settings["base (width × depth)"] == "64 × 2"
+    assert settings["steps"] == "150"
+    assert settings["data"].startswith("Python's own source, as bytes")
+    assert json.dumps(settings)
 
 
 def test_markdown_says_the_same_and_stays_text(folder):
-    study, data, outcome = made("lr-transfer")
-    evil = Outcome(outcome.agreement, EVIL + " | `x` *y*", outcome.table, outcome.detail)
-    files = write_study(study, data, evil, {"data": "a|b"}, "completep study lr-transfer", folder)
+    result = made("lr-transfer")
+    conclusion = replace(result.conclusion, sentence=EVIL + " | `x` *y*")
+    files = replace(result, conclusion=conclusion, settings={"data": "a|b"}).write(folder)
     text = next(f for f in files if f.name == "report.md").read_text()
     assert "<script>" not in text
     assert r"a\|b" in text
-    assert f"![{study.question}](lr-transfer.svg)" in text
-    assert text.count("\n| ") == outcome.table.height + 2
+    assert f"![{result.experiment.study.question}](lr-transfer.svg)" in text
+    assert text.count("\n| ") == result.table.height + 2
     for name in re.findall(r"\]\(([^)]+)\)", text):
         assert (files[0].parent / name).exists()
 
 
-def test_what_diverged_does_not_stop_the_page(browser, folder):
-    study = study_named("shape", LAPTOP)
-    frame = shape_frame({"mup": 0.004, "alpha=0.5": 0.002, "completep": 0.0})
-    lost = (pl.col("rules") == "mup") & (pl.col("depth") >= 16)
-    frame = frame.with_columns(loss=pl.when(lost).then(math.nan).otherwise("loss"))
-    outcome = study.find(frame)
-    files = write_study(study, frame, outcome, {}, "x", folder)
-    tab, said = opened(browser, files[0], 1440)
+def test_diverged_runs_do_not_stop_the_page(browser, folder):
+    def diverge(frame):
+        lost = (pl.col("rules") == "mup") & (pl.col("depth") >= 16)
+        return frame.with_columns(loss=pl.when(lost).then(math.nan).otherwise("loss"))
+
+    tab, said = opened(browser, made("shape", diverge).write(folder)[0], 1440)
     assert said == []
     assert tab.locator(".panel svg.marks").count() == 5
 
 
 def test_every_line_is_seen_on_a_dark_page(browser, folder):
     """Contrast of each series with its background, as WCAG defines it: at least 3 for what is drawn."""
-    files = write_study(*made("lr-transfer"), {}, "x", folder)
+    files = made("lr-transfer").write(folder)
 
     def luminance(colour):
         parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]

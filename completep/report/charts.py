@@ -1,0 +1,220 @@
+"""What figures are made of: colours, axes and the common kinds of panel. Frames in, panels out.
+
+In every panel a click on the legend hides a series. Colours stay distinguishable with colour blindness, and ordered
+ones in greyscale too.
+"""
+
+import hashlib
+import io
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+import altair as alt
+import polars as pl
+
+from completep.report.document import Figure
+from completep.rules.table import display_name
+
+if TYPE_CHECKING:
+    from completep.report.document import Panel
+
+WIDTH, HEIGHT = 250, 230
+# Okabe & Ito's colours.
+OKABE_ITO = ["#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#0072B2", "#D55E00", "#000000", "#999999", "#F0E442"]
+# A parameterization has the same colour in every figure.
+RULES_COLOURS = dict(zip(("mup", "alpha=0.5", "completep", "sp", "flat-eps=1"), OKABE_ITO, strict=False))
+# Viridis without its palest end.
+SHADES = ("#440154", "#3b528b", "#21918c", "#5ec962", "#c2b32a")
+SYMBOLS = {
+    "lr": "base learning rate η",
+    "std": "base init std σ",
+    "eps": "base ε",
+    "tau": "τ = 1 / (η λ steps)",
+    "weight_decay": "base weight decay λ",
+}
+LOSS = "validation loss (nats per token)"
+Kind = Literal["svg", "png", "pdf"]
+
+
+def chart(figure: Figure) -> alt.ConcatChart:
+    """All panels in one picture."""
+    joined: alt.ConcatChart = (
+        alt.concat(*figure.panels, columns=figure.columns, spacing=22)
+        .resolve_scale(color="independent", shape="independent", opacity="independent")
+        .properties(title=alt.Title(figure.title, anchor="start", fontSize=15))
+    )
+    return joined
+
+
+def render(figure: Figure, kind: Kind) -> bytes:
+    """The figure as the bytes of a file."""
+    if kind == "svg":
+        text = io.StringIO()
+        chart(figure).save(text, format=kind)
+        return text.getvalue().encode()
+    binary = io.BytesIO()
+    chart(figure).save(binary, format=kind, scale_factor=2 if kind == "png" else 1)
+    return binary.getvalue()
+
+
+def hiding(field: str, title: str) -> alt.Parameter:
+    """A click on the legend hides that series, another shows it again. The title tells a figure's panels apart."""
+    name = f"hide_{field}_{hashlib.sha256(title.encode()).hexdigest()[:8]}"
+    hidden: alt.Parameter = alt.selection_point(name=name, fields=[field], bind="legend", toggle="true", empty=False)
+    return hidden
+
+
+def shown(hidden: alt.Parameter, opacity: float = 1) -> alt.Opacity:
+    return alt.Opacity(condition=alt.condition(hidden, alt.value(0), alt.value(opacity))["condition"], value=opacity)
+
+
+def tips(*fields: str, **formats: str) -> list[alt.Tooltip]:
+    """What pointing at a mark shows: fields as they are, and numbers with their format."""
+    plain = [alt.Tooltip(field) for field in fields]
+    return [*plain, *(alt.Tooltip(f"{field}:Q", format=form) for field, form in formats.items())]
+
+
+def labelled(frame: pl.DataFrame) -> pl.DataFrame:
+    """With the display name of each row's rules in the column `label`."""
+    return frame.with_columns(label=pl.col("rules").map_elements(display_name, return_dtype=pl.String))
+
+
+def by_order(field: str, title: str, values: Sequence[object]) -> alt.Color:
+    """Colours for an ordered quantity such as depth."""
+    last = max(1, len(values) - 1)
+    colours = [SHADES[round(i * (len(SHADES) - 1) / last)] for i in range(len(values))]
+    few = len(values) <= len(SHADES)
+    ramp = {"range": colours} if few else {"scheme": "viridis"}
+    scale = alt.Scale(domain=list(values), **ramp)  # type: ignore[arg-type]
+    return alt.Color(f"{field}:O", title=title, scale=scale, legend=alt.Legend(orient="bottom", symbolStrokeWidth=3))
+
+
+def rules_colours(rules: Sequence[str]) -> list[str]:
+    """The colour of each parameterization, the same in every figure; others take what is left."""
+    rest = iter([c for c in OKABE_ITO if c not in RULES_COLOURS.values()] * len(rules))
+    return [RULES_COLOURS.get(r) or next(rest) for r in rules]
+
+
+def by_rules(rules: Sequence[str]) -> alt.Color:
+    """Colours for parameterizations, by the column that `labelled` adds."""
+    scale = alt.Scale(domain=[display_name(r) for r in rules], range=rules_colours(rules))
+    legend = alt.Legend(orient="bottom", labelLimit=200, symbolStrokeWidth=3)
+    return alt.Color("label:N", title=None, scale=scale, legend=legend)
+
+
+def log2_x(field: str, values: Sequence[float], title: str) -> alt.X:
+    """A logarithmic axis with a tick per value, as powers of two where they are."""
+    exact = all(abs(math.log2(v) - round(math.log2(v))) < 1e-9 for v in values)
+    label = "'2^' + format(log(datum.value) / LN2, '.3~g')" if exact else "format(datum.value, '.2~g')"
+    scale = alt.Scale(type="log", base=2, domain=[min(values) / 1.15, max(values) * 1.15])
+    axis = alt.Axis(values=list(values), labelExpr=label, labelOverlap="greedy", grid=False)
+    return alt.X(f"{field}:Q", title=title, scale=scale, axis=axis)
+
+
+def size_x(field: str, sizes: Sequence[int], title: str = "depth L (layers)") -> alt.X:
+    scale = alt.Scale(type="log", base=2, domain=[min(sizes) / 1.08, max(sizes) * 1.08])
+    axis = alt.Axis(values=sorted(sizes), format="d", labelOverlap="greedy", grid=False)
+    return alt.X(f"{field}:Q", title=title, scale=scale, axis=axis)
+
+
+def y_axis(
+    field: str, title: str | None, *, log: bool = False, domain: Sequence[float] | None = None, form: str | None = None
+) -> alt.Y:
+    """An axis that need not start at zero."""
+    kind = {"type": "log"} if log else {}
+    room = {"domain": list(domain)} if domain is not None else {"padding": 12} | ({} if log else {"zero": False})
+    scale = alt.Scale(nice=False, **kind, **room)  # type: ignore[arg-type]
+    number = form or ("~g" if log else alt.Undefined)
+    return alt.Y(f"{field}:Q", title=title, scale=scale, axis=alt.Axis(tickCount=5, format=number))
+
+
+def span_of(losses: pl.Series, outliers: float = 0.05) -> tuple[float, float]:
+    """The range to show. One value in twenty may lie outside it; values above it are drawn on the upper edge."""
+    kept = losses.drop_nulls().filter(losses.drop_nulls().is_finite())
+    if kept.is_empty():
+        return 0.0, 1.0
+    low, high = float(kept.min()), float(kept.quantile(1 - outliers, "higher"))  # type: ignore[arg-type]
+    room = max(high - low, 0.01 * abs(low))
+    return low - 0.05 * room, high + 0.1 * room
+
+
+def positive_span(values: pl.Series) -> tuple[float, float]:
+    """The range of the positive finite values, for a logarithmic axis."""
+    kept = values.filter(values.is_finite() & (values > 0)).to_numpy()
+    return (float(kept.min()), float(kept.max())) if len(kept) else (0.1, 1.0)
+
+
+def mean_loss(frame: pl.DataFrame, *by: str) -> pl.DataFrame:
+    """The mean loss of finished runs over seeds; NaN where one of them diverged."""
+    ended = frame.filter(pl.col("loss").is_not_null())
+    return ended.group_by(*by).agg(loss=pl.col("loss").mean()).sort(*by)
+
+
+def loss_curves(
+    frame: pl.DataFrame, x: alt.X, field: str, colour: alt.Color, line: str, title: str, *,
+    why: str | None = None, span: tuple[float, float], mark: float | None = None, first: bool = True,
+) -> "Panel":  # fmt: skip
+    """Loss over a hyperparameter, a line per series: a diamond at its best, triangles on the upper edge where it
+    diverged.
+
+    `mark` draws a dashed line, such as the base's best value.
+    """
+    finite = frame.filter(pl.col("loss").is_finite())
+    diverged = frame.filter(~pl.col("loss").is_finite()).with_columns(loss=pl.lit(span[1]))
+    drawn = finite.with_columns(actual=pl.col("loss"), loss=pl.col("loss").clip(upper_bound=span[1]))
+    best = finite.sort("loss").group_by(line, maintain_order=True).first()
+    hidden, y = hiding(line, title), y_axis("loss", LOSS if first else None, domain=span)
+    tooltip = [*tips(f"{line}:N", **{field: ".4~g"}), alt.Tooltip("actual:Q", title="loss", format=".4f")]
+    look = {"x": x, "y": y, "color": colour, "opacity": shown(hidden)}
+    layers = []
+    if mark is not None:
+        layers.append(alt.Chart(pl.DataFrame({field: [mark]})).mark_rule(strokeDash=[4, 4], color="#888").encode(x=x))
+    lines = alt.Chart(drawn).mark_line(point=alt.OverlayMarkDef(size=24)).encode(**look, tooltip=tooltip)
+    layers.append(lines.add_params(hidden))
+    layers.append(alt.Chart(best).mark_point(shape="diamond", filled=True, size=120).encode(**look))
+    if not diverged.is_empty():
+        layers.append(alt.Chart(diverged).mark_point(shape="triangle-up", filled=True, size=70).encode(**look))
+    return panel(*layers, title=title, why=why)
+
+
+def lines(
+    frame: pl.DataFrame, x: alt.X, y: alt.Y, colour: alt.Color, line: str, title: str, tooltip: list[alt.Tooltip], *,
+    why: str | None = None, points: bool = True,
+) -> "Panel":  # fmt: skip
+    """A line per series; values that are not finite are triangles on the upper edge."""
+    value = str(y.shorthand).split(":")[0]
+    hidden = hiding(line, title)
+    look = {"x": x, "y": y, "color": colour, "opacity": shown(hidden)}
+    finite = frame.filter(pl.col(value).is_finite())
+    plain = alt.Chart(finite).mark_line(clip=True, point=alt.OverlayMarkDef(size=45) if points else False)
+    layers = [plain.encode(**look, tooltip=tooltip).add_params(hidden)]
+    lost = frame.filter(~pl.col(value).is_finite()).with_columns(pl.lit(finite[value].max()).alias(value))
+    if not lost.is_empty():
+        marks = alt.Chart(lost).mark_point(shape="triangle-up", filled=True, size=80)
+        layers.append(marks.encode(**look, tooltip=tooltip[:-1]))
+    return panel(*layers, title=title, why=why)
+
+
+def panel(*layers: alt.Chart, title: str, why: str | None = None, width: int = WIDTH) -> "Panel":
+    drawn: Panel = alt.layer(*layers).properties(width=width, height=HEIGHT, title=heading(title, why))
+    return drawn
+
+
+def heading(title: str, why: str | None = None) -> alt.Title:
+    """A panel's title.
+
+    Its subtitle is broken into lines that fit; an empty one keeps its place, so that panels align.
+    """
+    plain = partial(alt.Title, title, anchor="start", frame="group", fontSize=12)
+    if why is None:
+        return plain()
+    rows: list[str] = []
+    for word in why.split():
+        if rows and len(rows[-1]) + len(word) < 42:
+            rows[-1] += " " + word
+        else:
+            rows.append(word)
+    rows += [" "] * (2 - len(rows))
+    return plain(subtitle=rows, subtitleFontSize=10)

@@ -1,0 +1,150 @@
+"""What a result says, as data: verdicts, sentences, tables, facts and figures. The renderers beside this file show it.
+
+terminal.py, html.py and markdown.py render a `Document`; result.py has `Result`, the base class of what public
+functions return.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import altair as alt
+    import polars as pl
+
+    Panel = alt.Chart | alt.LayerChart | alt.FacetChart
+
+Cell = str | int | float | bool | None
+
+
+class Strong(str):
+    """Text in a cell that is shown in bold."""
+
+
+Json = dict[str, object]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer in a word (PASS, FAIL, agrees, …) and in a sentence."""
+
+    word: str
+    sentence: str = ""
+
+
+@dataclass(frozen=True)
+class Text:
+    text: str
+
+
+@dataclass(frozen=True)
+class Code:
+    """Text to copy: a command, a file."""
+
+    text: str
+    title: str = ""
+    page_only: bool = False  # not for the terminal
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Names with values, such as the settings of a study."""
+
+    title: str
+    rows: Mapping[str, str]
+    page_only: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...] = ()
+    collapsed: bool = False  # long lists: folded away on a page, left out of the terminal
+
+    @staticmethod
+    def of(title: str, rows: Sequence[Mapping[str, Cell]], notes: tuple[str, ...] = ()) -> "Table":
+        """From records; every column that any of them has."""
+        columns = tuple(dict.fromkeys(name for row in rows for name in row))
+        return Table(title, columns, tuple(tuple(row.get(c) for c in columns) for row in rows), notes)
+
+    @staticmethod
+    def of_frame(title: str, frame: "pl.DataFrame", *, collapsed: bool = False) -> "Table":
+        columns = tuple(name.replace("_", " ") for name in frame.columns)
+        return Table(title, columns, tuple(frame.rows()), collapsed=collapsed)
+
+    def numeric(self, column: int) -> bool:
+        """Right-aligned: every value that is there is a number."""
+        values = [row[column] for row in self.rows if row[column] is not None]
+        return bool(values) and all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Panels that belong together. A page shows them as wide as the screen allows, a file in one picture."""
+
+    name: str
+    title: str
+    panels: "tuple[Panel, ...]"
+    columns: int = 4
+
+
+Part = Verdict | Text | Code | Facts | Table | Figure
+
+
+@dataclass(frozen=True)
+class Document:
+    title: str
+    parts: tuple[Part, ...]
+    kind: str = ""  # what made it, above the title: `completep study shape`
+
+    def figures(self) -> list[Figure]:
+        return [part for part in self.parts if isinstance(part, Figure)]
+
+
+TONES: Mapping[str, str] = {
+    "PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "open",
+    "agrees": "good", "agrees in part": "good", "does not agree": "bad", "cannot be seen at this scale": "open",
+    "not finished": "open",
+}  # fmt: skip
+
+
+HEADLINES: Mapping[str, str] = {
+    "agrees": "Agrees with the paper",
+    "agrees in part": "Agrees with the paper in part",
+    "does not agree": "Does not agree with the paper",
+    "cannot be seen at this scale": "Cannot be seen at this scale",
+    "not finished": "Not finished",
+}
+
+
+def headline(word: str) -> str:
+    """A verdict word as the head of a report."""
+    return HEADLINES.get(word, word)
+
+
+def tone(text: str) -> str | None:
+    """How a verdict word is coloured; None for any other text."""
+    return TONES.get(text) or TONES.get(text.split(":")[0])
+
+
+def number(value: object) -> str:
+    """A cell as text: four significant digits at most."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool) or not isinstance(value, float):
+        return str(value)
+    return f"{value:.4g}" if math.isfinite(value) else "–" if math.isnan(value) else "∞" if value > 0 else "-∞"
+
+
+def strict(value: object) -> object:
+    """What strict JSON can hold: no NaN, no infinity, only lists and string keys."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(k): strict(v) for k, v in value.items()}
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        return value
+    return [strict(v) for v in value]

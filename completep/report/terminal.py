@@ -1,0 +1,127 @@
+"""Documents in a terminal. Numbers are never cut: a table that is too wide is shown as one short paragraph per row."""
+
+import io
+from collections.abc import Iterator
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.markup import escape
+from rich.table import Table as RichTable
+from rich.text import Text as RichText
+
+from completep.report.document import (
+    Code,
+    Document,
+    Facts,
+    Figure,
+    Part,
+    Strong,
+    Table,
+    Text,
+    Verdict,
+    headline,
+    number,
+    tone,
+)
+
+COLOURS = {"good": "green", "bad": "red", "open": "yellow"}
+MOST_ROWS = 60
+SENTENCE = 20  # characters per line that a wrapped sentence needs
+
+
+def as_rich(document: Document) -> Group:
+    return Group(*(piece for part in document.parts for piece in _pieces(part)))
+
+
+def as_text(document: Document, width: int = 120) -> str:
+    """Plain text, without colours."""
+    console = Console(file=io.StringIO(), width=width, color_system=None, highlight=False)
+    console.print(as_rich(document))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().rstrip()
+
+
+def _pieces(part: Part) -> Iterator[RenderableType]:
+    if isinstance(part, Verdict):
+        colour = COLOURS.get(tone(part.word) or "", "bold")
+        head, mark = headline(part.word), ":" if headline(part.word) == part.word else "."
+        sentence = f"{mark} {escape(part.sentence)}" if part.sentence else ""
+        yield RichText.from_markup(f"[bold {colour}]{escape(head)}[/]{sentence}")
+    elif isinstance(part, Text):
+        yield RichText(part.text)
+    elif isinstance(part, (Code, Facts)) and part.page_only:
+        return
+    elif isinstance(part, Code):
+        yield RichText(f"{part.title}: {part.text}" if part.title else part.text)
+    elif isinstance(part, Facts):
+        yield FittingTable(Table(part.title, ("", ""), tuple(part.rows.items())))
+    elif isinstance(part, Table) and not part.collapsed:
+        yield FittingTable(part)
+    elif isinstance(part, Figure):
+        return  # pictures are in the files
+
+
+class FittingTable:
+    """A table, or one paragraph per row where the table does not fit the console."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self._least_width() <= options.max_width:
+            yield self._table()
+        else:
+            yield from self._records(options.max_width)
+        if (hidden := len(self.table.rows) - MOST_ROWS) > 0:
+            yield RichText(f"… and {hidden} more rows; the JSON output has them all")
+
+    def _least_width(self) -> int:
+        """What the table needs so that words and numbers stay whole and sentences have twenty characters per line."""
+        widths = []
+        for i, column in enumerate(self.table.columns):
+            cells = [number(row[i]) for row in self.table.rows[:MOST_ROWS]]
+            words = [word for text in (column, *cells) for word in text.split()]
+            longest = max((cell_len(text) for text in cells), default=0)
+            widths.append(max([*map(cell_len, words), min(longest, SENTENCE)], default=0))
+        return sum(widths) + 3 * len(widths) + 1
+
+    def _table(self) -> RichTable:
+        table = self.table
+        shown = RichTable(title=escape(table.title) or None, title_justify="left", header_style="bold")
+        shown.show_header = any(table.columns)
+        for i, column in enumerate(table.columns):
+            # Only sentences may wrap; a word or a number never does.
+            wraps = any(" " in number(row[i]) for row in table.rows)
+            shown.add_column(
+                escape(column), justify="right" if table.numeric(i) else "left", no_wrap=not wraps, overflow="fold"
+            )
+        for row in table.rows[:MOST_ROWS]:
+            shown.add_row(*map(_cell, row))
+        if table.notes:
+            shown.caption, shown.caption_justify = "\n".join(map(escape, table.notes)), "left"
+        return shown
+
+    def _records(self, width: int) -> Iterator[RenderableType]:
+        """The first column as a heading, the others below it as `column value · column value`, broken between pairs."""
+        table = self.table
+        yield RichText(table.title, style="italic")
+        for row in table.rows[:MOST_ROWS]:
+            yield RichText(number(row[0]), style="bold")
+            line = RichText(" ")
+            for column, value in zip(table.columns[1:], row[1:], strict=True):
+                if value in (None, ""):
+                    continue
+                pair = RichText.assemble((f" {column} " if column else " ", "dim"), RichText.from_markup(_cell(value)))
+                if len(line) > 1 and len(line) + 2 + len(pair) > width:
+                    yield line
+                    line = RichText(" ")
+                line = RichText.assemble(line, " ·" if len(line) > 1 else "", pair)
+            yield line
+        for note in table.notes:
+            yield RichText(note)
+
+
+def _cell(value: object) -> str:
+    text = number(value)
+    style = "bold" if isinstance(value, Strong) else COLOURS.get(tone(text) or "")
+    return f"[{style}]{escape(text)}[/]" if style else escape(text)

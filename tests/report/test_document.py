@@ -1,0 +1,94 @@
+"""Documents in a terminal, a notebook, on a page and as Markdown: the same content, whatever shows it."""
+
+import io
+import typing
+
+import altair as alt
+import polars as pl
+import pytest
+from rich.console import Console
+
+from completep.report import document
+from completep.report.charts import panel
+from completep.report.document import Code, Document, Facts, Figure, Table, Text, Verdict, number, strict
+from completep.report.html import fragment, page
+from completep.report.markdown import markdown
+from completep.report.terminal import as_rich, as_text
+
+
+def drawing():
+    points = alt.Chart(pl.DataFrame({"x": [1, 2], "y": [3, 4]})).mark_point().encode(x="x:Q", y="y:Q")
+    return panel(points, title="panel title")
+
+
+PARTS = {
+    "Verdict": Verdict("FAIL", "the verdict sentence"),
+    "Text": Text("the text sentence"),
+    "Code": Code("the code text", "the code title"),
+    "Facts": Facts("the facts title", {"fact name": "fact value"}),
+    "Table": Table("the table title", ("name", "value"), (("row", 0.123456),), ("the table note",)),
+    "Figure": Figure("figure-name", "the figure title", (drawing(),)),
+}
+SEEN = {
+    "Verdict": ("the verdict sentence",),
+    "Text": ("the text sentence",),
+    "Code": ("the code text",),
+    "Facts": ("fact name", "fact value"),
+    "Table": ("row", "0.1235", "the table note"),
+    "Figure": (),  # a picture
+}
+
+
+@pytest.mark.parametrize("kind", [t.__name__ for t in typing.get_args(document.Part)])
+@pytest.mark.parametrize("show", [as_text, fragment, page, markdown], ids=lambda f: f.__name__)
+def test_every_kind_of_part_is_shown_everywhere(kind, show):
+    shown = show(Document("title", (PARTS[kind],)))
+    for text in SEEN[kind]:
+        assert text in shown
+    if kind == "Figure":
+        mark = {"fragment": "<svg", "page": "figure-name-0", "markdown": "(figure-name.svg)", "as_text": ""}
+        assert mark[show.__name__] in shown
+
+
+def test_numbers_have_four_digits_and_no_nan():
+    values = (None, float("nan"), float("inf"), 1 / 3, 12345.678, 3, True, "x")
+    assert [number(v) for v in values] == ["–", "–", "∞", "0.3333", "1.235e+04", "3", "True", "x"]
+    assert strict({"a": (float("nan"), 1.5), 2: {"b": float("inf")}}) == {"a": [None, 1.5], "2": {"b": None}}
+
+
+WIDE = Table(
+    "a wide table",
+    tuple(f"column{i}" for i in range(9)),
+    tuple(tuple(f"{r}-{c}-0.123456" for c in range(9)) for r in range(3)),
+)
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_no_number_is_cut_in_a_narrow_terminal(width):
+    text = as_text(Document("t", (WIDE,)), width)
+    assert all(f"{r}-{c}-0.123456" in text for r in range(3) for c in range(9))
+    assert max(map(len, text.splitlines())) <= width
+    assert ("┃" in text) == (width == 200)  # a table where it fits, else one record per row
+
+
+def test_markup_in_content_is_text():
+    evil = "[red]x[/] [/bold]"
+    content = Document(
+        "t", (Verdict("PASS", evil), Text(evil), Facts(evil, {evil: evil}), Table(evil, (evil,), ((evil,),)))
+    )
+    console = Console(width=120, color_system=None, record=True, file=io.StringIO())
+    console.print(as_rich(content))
+    assert console.export_text().count(evil) >= 5
+
+
+def test_long_tables_say_what_they_leave_out():
+    text = as_text(Document("t", (Table("", ("n",), tuple((i,) for i in range(100))),)))
+    assert "and 40 more rows" in text
+
+
+def test_verdict_words_are_coloured():
+    console = Console(width=120, force_terminal=True, color_system="standard", record=True, file=io.StringIO())
+    console.print(as_rich(Document("t", (Verdict("FAIL", "x"), Table("", ("verdict",), (("PASS",), ("FAIL: why",)))))))
+    html = console.export_html()
+    assert html.count("800000") + html.count("008000") >= 2 or "color" in html
+    assert 'class="bad"' in fragment(Document("t", (Table("", ("verdict",), (("FAIL: why",),)),)))
