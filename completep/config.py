@@ -1,7 +1,8 @@
-"""What a run is made of, as frozen dataclasses."""
+"""The configuration of a run, as frozen dataclasses, and its JSON form."""
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -20,22 +21,29 @@ class Shape:
     def __post_init__(self) -> None:
         for name, value in (("width", self.width), ("depth", self.depth)):
             if not isinstance(value, int) or value < 1:
-                raise UserError(
-                    f"Shape({name}={value!r}): must be a whole number of at least 1",
-                    fix=f"give the base model's {name}",
-                )
+                what = f"Shape({name}={value!r}): must be a whole number of at least 1"
+                raise UserError(what, fix=f"give the {name} of the model")
+
+
+def as_shape(value: "Shape | Sequence[int]", name: str = "base") -> Shape:
+    """A Shape, or (width, depth)."""
+    if isinstance(value, Shape):
+        return value
+    if isinstance(value, (tuple, list)) and len(value) == 2:
+        return Shape(*value)
+    raise UserError(f"{name}={value!r} is not (width, depth)", fix=f"{name}=Shape(256, 2), or {name}=(256, 2)")
 
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """The paper's model by default; every option keeps to the same rules."""
+    """The reference decoder. The defaults are the paper's model."""
 
     width: int = 256
     depth: int = 2
     vocabulary: int = 50257
     head_size: int = 64
     positions: Literal["alibi", "rotary", "learned", "none"] = "alibi"
-    context: int = 2048  # only learned positions are bound to it
+    context: int = 2048  # the number of learned positions; the other kinds have no limit
     activation: Literal["relu2", "gelu", "swiglu"] = "relu2"
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     bias: bool = True
@@ -44,9 +52,10 @@ class GPTConfig:
 
     def __post_init__(self) -> None:
         for name in ("width", "depth", "vocabulary", "head_size", "context"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
                 raise UserError(
-                    f"{name}={getattr(self, name)!r}: must be a whole number of at least 1", fix=f"give a {name}"
+                    f"{name}={value!r}: must be a whole number of at least 1", fix=f"give a positive {name}"
                 )
         if self.width % self.head_size:
             raise UserError(
@@ -73,7 +82,7 @@ class GPTConfig:
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """The tuned numbers, as they are at the base; the rules say what becomes of them at another size."""
+    """The hyperparameters tuned at the base. The rules scale them to other sizes."""
 
     lr: float
     std: float
@@ -88,10 +97,9 @@ class Hyperparameters:
             if not (isinstance(value, (int, float)) and 0 <= value < float("inf")):
                 raise UserError(f"{name}={value!r}: must be a number of at least 0", fix=f"give a finite {name}")
         for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UserError(
-                    f"{name}={getattr(self, name)!r}: must lie in [0, 1)", fix="the paper uses 0.9 and 0.95"
-                )
+            value = getattr(self, name)
+            if not 0 <= value < 1:
+                raise UserError(f"{name}={value!r}: must lie in [0, 1)", fix="the paper uses 0.9 and 0.95")
 
 
 @dataclass(frozen=True)
@@ -103,32 +111,30 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.steps < 1 or not 0 <= self.warmup <= self.steps:
-            raise UserError(
-                f"a schedule of {self.steps} steps with {self.warmup} of warm-up",
-                fix="give at least one step, and no longer a warm-up",
-            )
+            what = f"steps={self.steps}, warmup={self.warmup}: not a schedule"
+            raise UserError(what, fix="give at least one step, and a warm-up of 0 to that many steps")
 
 
 @dataclass(frozen=True)
 class Data:
-    """What to train on: `python` (the built-in corpus) or a folder that `completep prepare` wrote."""
+    """The training data: `python` (the built-in corpus) or a folder that `completep prepare` wrote."""
 
     source: str = "python"
-    tokenizer: str = "bytes"  # of the built-in corpus; a prepared folder knows its own
-    sha256: str | None = None  # of the corpus, once it is known; another one is then refused
+    tokenizer: str = "bytes"  # used for the built-in corpus only; a prepared folder names its own
+    sha256: str | None = None  # of the corpus; if it is set, a corpus with another hash is refused
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """When to look at the validation set, and how much of it."""
+    """How often the validation loss is computed, and on how many batches."""
 
-    every: int = 0  # steps; 0 is at the end only
+    every: int = 0  # steps; 0 means only at the end
     batches: int = 20
 
 
 @dataclass(frozen=True)
 class Run:
-    """All that determines a training run's result."""
+    """Everything that determines the result of a training run."""
 
     model: GPTConfig
     hyperparameters: Hyperparameters
@@ -146,9 +152,9 @@ class Run:
     def __post_init__(self) -> None:
         for name in ("batch", "sequence"):
             if getattr(self, name) < 1:
-                raise UserError(f"{name}={getattr(self, name)}: must be at least 1", fix=f"give a {name}")
+                raise UserError(f"{name}={getattr(self, name)}: must be at least 1", fix=f"give a positive {name}")
         if self.clip is not None and not self.clip > 0:
-            raise UserError(f"clip={self.clip}: must be above 0", fix="leave it out for no clipping")
+            raise UserError(f"clip={self.clip}: must be above 0", fix="give a positive norm, or None for no clipping")
 
     @property
     def tokens(self) -> int:
@@ -162,7 +168,7 @@ def to_json(value: object) -> str:
 
 
 def run_id(run: Run) -> str:
-    """A name made of all that determines the result."""
+    """A short hash of everything that determines the result."""
     import cattrs
 
     return hashlib.sha256(json.dumps(cattrs.unstructure(run), sort_keys=True).encode()).hexdigest()[:12]
@@ -172,7 +178,7 @@ PLAN = "write it with `completep plan --run FILE`"
 
 
 def run_from_json(text: str, name: str = "run.json") -> Run:
-    """A run as written by `to_json`."""
+    """Read a run that `to_json` wrote. `name` is what error messages call it."""
     try:
         content = json.loads(text)
     except json.JSONDecodeError as error:
@@ -181,7 +187,7 @@ def run_from_json(text: str, name: str = "run.json") -> Run:
 
 
 def structure(content: object, kind: type[T], name: str, fix: str) -> T:
-    """Plain data → dataclass; an unknown, missing or ill-typed field is an error that names it."""
+    """Plain data → dataclass. An unknown, missing or wrongly typed field is an error that names it."""
     import cattrs
 
     converter = cattrs.Converter(forbid_extra_keys=True)
@@ -190,12 +196,12 @@ def structure(content: object, kind: type[T], name: str, fix: str) -> T:
     try:
         return converter.structure(content, kind)
     except (cattrs.BaseValidationError, cattrs.ForbiddenExtraKeysError) as error:
-        told = "; ".join(line.removesuffix(" @ $") for line in cattrs.transform_error(error, "$", _told))
-        raise UserError(f"{name}: {told}", fix=fix) from error
+        problems = "; ".join(line.removesuffix(" @ $") for line in cattrs.transform_error(error, "$", _describe))
+        raise UserError(f"{name}: {problems}", fix=fix) from error
 
 
-def _told(error: BaseException, kind: type | None) -> str:
-    """What one field's error says, in the user's words."""
+def _describe(error: BaseException, kind: type | None) -> str:
+    """The error of one field."""
     from cattrs.v import format_exception
 
     if isinstance(error, UserError):
@@ -204,7 +210,7 @@ def _told(error: BaseException, kind: type | None) -> str:
 
 
 def _exactly(value: object, kind: type) -> object:
-    """No silent conversions: "3" is not 3, and True is not 1."""
+    """Without silent conversions: "3" is not 3, and True is not 1."""
     wanted = (int, float) if kind is float else kind
     if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):
         raise ValueError(f"{value!r} is not of type {kind.__name__}")

@@ -1,8 +1,10 @@
-"""The one exception a user ever needs to read."""
+"""The one exception that users need to read."""
+
+from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """Something in the user's input is wrong: `what` says it with her own words in it, `fix` says what to do."""
+    """Something in your input is wrong. `what` names it in your own words, `fix` says what to do about it."""
 
     def __init__(self, what: str, *, fix: str) -> None:
         super().__init__(f"{what}\n  fix: {fix}")
@@ -10,14 +12,22 @@ class UserError(ValueError):
         self.fix = fix
 
     def __reduce__(self) -> "tuple[object, ...]":
-        return _again, (self.what, self.fix)  # so that it survives the way back from another process
+        # Pickle cannot pass the keyword `fix`, and errors must survive the way back from a worker process.
+        return _rebuild, (self.what, self.fix)
+
+
+def _rebuild(what: str, fix: str) -> UserError:
+    return UserError(what, fix=fix)
+
+
+def choice(name: str, value: object, allowed: Iterable[str]) -> None:
+    """Refuse a value that is not one of a few words."""
+    words = list(allowed)
+    if value not in words:
+        raise UserError(f"{name}={value!r}", fix=f"use one of {', '.join(words)}")
 
 
 def some(names: "list[str] | tuple[str, ...]", most: int = 6) -> str:
-    """`a, b, c, … (12 in all)`: a list short enough for an error message."""
+    """`a, b, c, … (12 in all)`: a list that is short enough for an error message."""
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown}, … ({len(names)} in all)"
-
-
-def _again(what: str, fix: str) -> UserError:
-    return UserError(what, fix=fix)

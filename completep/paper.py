@@ -1,7 +1,8 @@
-"""Every number of the paper that is used as a number: recipes, laws and the sizes it ran.
+"""The paper's numbers that the code computes with: recipes, laws, and the shapes that were trained.
 
-"Don't be lazy: CompleteP enables compute-efficient deep transformers", with the corrections that its own text demands
-(2E-08 in its experiment table is 2^-8, for instance; docs/paper-numbers.md lists them).
+The paper is "Don't be lazy: CompleteP enables compute-efficient deep transformers". Some of its printed numbers
+contradict its own text and are corrected here: 2E-08 in the experiment table is 2^-8, for instance.
+docs/paper-numbers.md lists the corrections.
 """
 
 from completep.config import Shape
@@ -16,10 +17,13 @@ STD = 0.02
 EPS = 1e-16
 BETAS = (0.9, 0.95)
 
-TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022; of all parameters, embeddings included
+TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022; counts all parameters, embeddings included
 TAU = 0.1407  # AdamW's timescale: 1 / (η λ steps)
 WARMUP_SHARE = 0.1
 WARMUP_TOKENS = 375e6
+
+
+BATCH_LAW = "max(32, 0.7857·F^0.1527 - 306.8)"
 
 
 def batch_law(flops: float) -> float:
@@ -27,22 +31,30 @@ def batch_law(flops: float) -> float:
     return max(32.0, float(0.7857 * flops**0.1527 - 306.8))
 
 
-# The shapes on the compute-efficient frontier of CompleteP: non-embedding parameters → N:L (size table, bold rows).
+# The best shapes of CompleteP at equal compute: non-embedding parameters → N:L (size table, bold rows).
 BEST_RATIO = {50.4e6: 512 / 16, 302.3e6: 1024 / 24, 1512.3e6: 1984 / 32}
-# N:L that stays within 1 % of the best loss at 1.5B, towards deeper models.
+# The lowest N:L, so the deepest model, whose loss is within 1 % of the best at 1.5B.
 DEEPEST_RATIO_WITHIN_1_PERCENT = {"completep": 11.8, "mup": 38.7}
-SCALING_EXPONENT = 0.0554  # b of Xhat(F) = (F/a)^-b under CompleteP
+SCALING_EXPONENT = 0.0554  # b in the scaling law Xhat(F) = (F/a)^-b, fitted for CompleteP
 
-# Transfer at a fixed number of tokens: learning rate, init, epsilon, dynamics.
+# The transfer experiments at a fixed number of tokens: learning rate, init, epsilon, dynamics.
 TRANSFER_TOKENS = 300e6
 TRANSFER_BATCH = 128  # sequences; 1144 steps
 TRANSFER_DEPTHS = (2, 4, 8, 16, 32, 64, 128)
+LR_OCTAVES = (-12, -4)  # powers of two
+STDS = tuple(STD * 2.0**e for e in range(-4, 4))
+EPS_DECADES = (-16, -3)
 CROSSING_LR = 2**-6  # where alpha=0.5 first shows deeper models below shallower ones
 
-# The grid of η and λ: depth 6, and its own init (experiment table).
+# The grid over η and λ has depth 6 and its own init (experiment table).
 GRID_DEPTH, GRID_STD = 6, 0.09
+GRID_WIDTHS, GRID_LR_OCTAVES, GRID_DECAY_OCTAVES = (256, 512), (-11, -5), (-4, 3)
 
-# Every shape of the size table, deepest first.
+# The coordinate check (experiment table), and the two-matrix networks of the laziness figure.
+CHECK_STD, CHECK_LR, CHECK_BATCH, CHECK_STEPS = 0.06, 2e-3, 4, 10
+LAZY_DEPTHS, LAZY_SEEDS, LAZY_WIDTH = (16, 32, 64, 128, 256, 512), 50, 256
+
+# Every shape (width, depth) of the size table, deepest first.
 SHAPES = {
     "50M": ((256, 63), (320, 40), (384, 28), (512, 16), (640, 10), (768, 7), (896, 5), (1024, 4), (1152, 3), (1408, 2)),
     "300M": ((448, 125), (640, 62), (832, 36), (1024, 24), (1280, 16), (1600, 10), (2048, 6), (2880, 3)),

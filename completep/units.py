@@ -1,4 +1,4 @@
-"""Quantities as people write them: 1.5B, 300M, 4e20, 20T."""
+"""Quantities in the notation people use: 1.5B, 300M, 4e20, 20T."""
 
 import math
 import re
@@ -7,17 +7,18 @@ from completep.errors import UserError
 
 SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12, "p": 1e15, "e": 1e18, "z": 1e21}
 PATTERN = re.compile(r"([+-]?\d[\d_,]*\.?\d*(?:e[+-]?\d+)?)\s*([a-z]?)", re.I)
+FIX = "write it like 300M, 1.5B, 20T or 4e20"
 
 
 def parse_quantity(text: str, what: str = "quantity") -> float:
-    """`1.5B` → 1.5e9. Only positive, finite numbers are quantities."""
+    """`1.5B` → 1.5e9. A quantity is positive and finite."""
     match = PATTERN.fullmatch(text.strip())
     number, suffix = match.groups() if match else ("nan", "?")
     if suffix.lower() not in SUFFIXES:
-        raise UserError(f"--{what} {text}: {text!r} is not a quantity", fix="write it like 300M, 1.5B, 20T or 4e20")
+        raise UserError(f"{what}={text!r}: {text!r} is not a quantity", fix=FIX)
     value = float(number.replace(",", "").replace("_", "")) * SUFFIXES[suffix.lower()]
     if not (value > 0 and math.isfinite(value)):
-        raise UserError(f"--{what} {text}: must be above 0", fix="write it like 300M, 1.5B, 20T or 4e20")
+        raise UserError(f"{what}={text!r}: must be above 0, and finite", fix=FIX)
     return value
 
 
@@ -30,6 +31,7 @@ def human(value: float, digits: int = 3) -> str:
 
 
 def duration(seconds: float) -> str:
+    """7500 → `2 hours`: the largest unit that is contained at least twice."""
     for unit, name in ((86400 * 365, "years"), (86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * unit:
             return f"{seconds / unit:,.0f} {name}"
@@ -37,7 +39,7 @@ def duration(seconds: float) -> str:
 
 
 def power(value: float) -> str:
-    """0.00390625 → `2^-8`; what is no power of two as it is."""
+    """0.00390625 → `2^-8`; a number that is not a power of two is printed as it is."""
     if value > 0 and abs(math.log2(value) - round(math.log2(value))) < 1e-9:
         return f"2^{math.log2(value):.0f}"
     return f"{value:.3g}"

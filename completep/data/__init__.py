@@ -1,0 +1,16 @@
+"""Text in, memory-mapped token shards and reproducible batches out.
+
+Preparing: `prepare` finds its sources, cuts them into units of work, tokenizes the units in a pool of processes, and
+writes a corpus: a folder with shards and a manifest. Training: `load_corpus` opens the folder, `Sampler` reads batches.
+
+In reading order:
+
+    tokenizer.py   text → ids and back: bytes, gpt2 or a tokenizer.json
+    sources.py     files, folders, hf:… and python → pieces of input → units of work
+    documents.py   a piece of input → its documents
+    shards.py      ids → shard files
+    corpus.py      the manifest and the shards on disk, checked when they are opened
+    prepare.py     all of the above: sources → corpus, restartable
+    builtin.py     the standard library of Python as a corpus, made once and cached
+    sampler.py     (seed, step) → the tokens of a batch
+"""

@@ -1,4 +1,4 @@
-"""A corpus that is on every machine: the source of Python's own standard library."""
+"""A corpus that every machine has: the source of Python's standard library."""
 
 import hashlib
 import os
@@ -10,33 +10,14 @@ import tempfile
 from pathlib import Path
 
 from completep.data.corpus import MANIFEST, Corpus, load_corpus
+from completep.data.prepare import prepare
+from completep.data.sources import python_sources
 from completep.data.tokenizer import Tokenizer, load_tokenizer
 from completep.errors import UserError
 
-# Some distributions strip the tests, so they would make the corpus differ from machine to machine.
-NOT_THE_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
-
-
-def python_sources() -> list[Path]:
-    """The running Python's own library, about 11 MB of text."""
-    root = Path(sysconfig.get_path("stdlib"))
-    found = []
-    for parent, folders, files in os.walk(root):
-        folders[:] = [
-            name for name in folders if name not in NOT_THE_LIBRARY and (Path(parent) / name) != _bundled(root)
-        ]
-        found += [Path(parent) / name for name in files if name.endswith(".py")]
-    if not found:
-        raise UserError(f"this Python has no library sources under {root}", fix="name text of your own")
-    return sorted(found)
-
-
-def _bundled(root: Path) -> Path:
-    return root / "ensurepip" / "_bundled"
-
 
 def builtin_corpus(tokenizer: str = "bytes") -> Corpus:
-    """The library as a corpus, made once and kept in the user's cache."""
+    """The standard library as a corpus, made once and kept in your cache folder."""
     folder = _cache() / _name(load_tokenizer(tokenizer))
     if not (folder / MANIFEST).exists():
         _make(folder, tokenizer)
@@ -51,7 +32,7 @@ def _cache() -> Path:
 
 
 def _name(tokenizer: Tokenizer) -> str:
-    """Another Python, another library or another tokenizer is another folder."""
+    """A folder name that differs between Python versions, library contents and tokenizers."""
     root = Path(sysconfig.get_path("stdlib"))
     content = [tokenizer.fingerprint, *(f"{p.relative_to(root)} {p.stat().st_size}" for p in python_sources())]
     digest = hashlib.sha256("\n".join(content).encode()).hexdigest()[:12]
@@ -59,9 +40,7 @@ def _name(tokenizer: Tokenizer) -> str:
 
 
 def _make(folder: Path, tokenizer: str) -> None:
-    """In a folder of its own, then renamed: of two processes at once one is first, and the other uses its result."""
-    from completep.data.prepare import prepare  # which reads python_sources from here
-
+    """Make the corpus in a private folder and rename it. Of two processes, the slower one uses the other's result."""
     private = None
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

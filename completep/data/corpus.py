@@ -1,4 +1,4 @@
-"""A corpus on disk: a manifest, and shards of raw little-endian ids that are mapped, never read whole."""
+"""A corpus on disk: a manifest, and shards of raw little-endian token ids that are memory-mapped."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from completep.files import read_text
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-AGAIN = "prepare it again, into another folder, with `completep prepare`"
+AGAIN = "prepare the corpus again with `completep prepare`, into another folder"
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What a corpus remembers of its tokenizer."""
+    """The tokenizer of a corpus, as stored in the manifest."""
 
     name: str
     vocabulary: int
@@ -66,9 +66,9 @@ class Corpus:
 
     @property
     def sha256(self) -> str:
-        """Names the data and the tokenizer by content, so the same corpus made elsewhere has the same name.
+        """A hash of the tokens and the tokenizer, so the same corpus made elsewhere has the same hash.
 
-        Where the text came from and where the tokenizer's file lay are labels, and do not count.
+        The name of the source and the path of the tokenizer are labels and are left out.
         """
         content = asdict(self.manifest)
         del content["source"], content["tokenizer"]["name"]
@@ -91,47 +91,32 @@ class Corpus:
         return sum(shard.tokens for shard in self.shards(split))
 
     def open(self, split: str) -> list[npt.NDArray[Any]]:
-        """The split's shards, mapped: a page is read when it is looked at."""
-        return [self._map(shard) for shard in self.shards(split)]
+        """The shards of a split, memory-mapped."""
+        dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
+        return [
+            np.memmap(self.folder / shard.file, dtype=dtype, mode="r", shape=(shard.tokens,))
+            for shard in self.shards(split)
+        ]
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that it was made with; another one under the same name is refused."""
+        """The tokenizer that made the corpus. Another one under the same name is refused."""
         loaded = load_tokenizer(self.manifest.tokenizer.name)
         if loaded.fingerprint != self.manifest.tokenizer.fingerprint:
             raise UserError(
                 f"{loaded.name} is not the tokenizer that made {self.folder}: its fingerprint is {loaded.fingerprint}",
-                fix=f"bring back the one with {self.manifest.tokenizer.fingerprint}",
+                fix=f"restore the tokenizer with the fingerprint {self.manifest.tokenizer.fingerprint}",
             )
         return loaded
 
-    def verify(self) -> None:
-        """Read all of it: every shard has the hash it was written with, and only ids of the vocabulary."""
-        for split in ("train", "validation"):
-            for shard in self.shards(split):
-                ids = self._map(shard)
-                found = hashlib.sha256(ids.view(np.uint8).data).hexdigest()
-                if found != shard.sha256:
-                    raise UserError(
-                        f"{self.folder / shard.file} has changed: its sha256 is {found}, not {shard.sha256}", fix=AGAIN
-                    )
-                if int(ids.max()) >= self.vocabulary:
-                    raise UserError(
-                        f"{self.folder / shard.file} holds id {int(ids.max())}, vocabulary {self.vocabulary}", fix=AGAIN
-                    )
-
-    def _map(self, shard: Shard) -> npt.NDArray[Any]:
-        dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
-        return np.memmap(self.folder / shard.file, dtype=dtype, mode="r", shape=(shard.tokens,))
-
 
 def load_corpus(folder: "str | Path") -> Corpus:
-    """Check everything that can be checked without reading the shards."""
+    """Open a corpus, after checking everything that can be checked without reading the shards."""
     folder = Path(folder)
     path = folder / MANIFEST
     if not path.is_file():
         raise UserError(
-            f"{folder} holds no {MANIFEST}, so it is no corpus",
-            fix="make one with `completep prepare`, or finish one by running the same command again",
+            f"{folder} has no {MANIFEST}, so it is not a finished corpus",
+            fix="make one with `completep prepare`; if it was interrupted, run the same command again",
         )
     manifest = _manifest(read_text(path), path)
     _check_vocabulary(manifest, path)
@@ -154,7 +139,7 @@ def _manifest(text: str, path: Path) -> Manifest:
 def _check_vocabulary(manifest: Manifest, path: Path) -> None:
     size, end = manifest.tokenizer.vocabulary, manifest.tokenizer.end
     if manifest.dtype not in DTYPES:
-        raise UserError(f"{path}: dtype {manifest.dtype!r}", fix="use one of " + ", ".join(DTYPES))
+        raise UserError(f"{path}: dtype {manifest.dtype!r}, not one of {', '.join(DTYPES)}", fix=AGAIN)
     if size > DTYPES[manifest.dtype]:
         raise UserError(f"{path}: a vocabulary of {size} does not fit into {manifest.dtype}", fix=AGAIN)
     if end >= size:
@@ -162,19 +147,20 @@ def _check_vocabulary(manifest: Manifest, path: Path) -> None:
 
 
 def _check_names(manifest: Manifest, path: Path) -> None:
-    """A manifest from elsewhere may only name files of its own folder, each once."""
+    """A manifest may list only files of its own folder, each once: it may come from somebody else."""
     shards = (*manifest.splits.train, *manifest.splits.validation)
     if not manifest.splits.train:
         raise UserError(f"{path}: the train split is empty", fix=AGAIN)
     for shard in shards:
         if not re.fullmatch(r"(?!\.\.?$)[\w.-]+", shard.file):
-            raise UserError(f"{path}: {shard.file!r} is not a plain file name", fix="shards lie beside the manifest")
+            what = f"{path}: {shard.file!r} is not a plain file name"
+            raise UserError(what, fix="move the shard into the folder of the manifest, and give its name alone")
         if shard.tokens < 1 or not re.fullmatch(r"[0-9a-f]{64}", shard.sha256):
             raise UserError(f"{path}: {shard.file} has {shard.tokens} tokens, sha256 {shard.sha256!r}", fix=AGAIN)
     names = [shard.file for shard in shards]
-    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
-    if twice:
-        raise UserError(f"{path} lists shards more than once: {some(twice)}", fix=AGAIN)
+    if len(set(names)) < len(names):
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        raise UserError(f"{path} lists shards more than once: {some(repeated)}", fix=AGAIN)
 
 
 def _check_sizes(manifest: Manifest, folder: Path) -> None:
@@ -184,7 +170,5 @@ def _check_sizes(manifest: Manifest, folder: Path) -> None:
         if not path.is_file():
             raise UserError(f"the shard {path} is missing", fix=AGAIN)
         if path.stat().st_size != expected:
-            raise UserError(
-                f"the shard {path} has {path.stat().st_size} bytes; its {shard.tokens} tokens take {expected}",
-                fix=AGAIN,
-            )
+            what = f"the shard {path} has {path.stat().st_size} bytes; its {shard.tokens} tokens take {expected}"
+            raise UserError(what, fix=AGAIN)

@@ -1,4 +1,4 @@
-"""A piece of input → its documents, one at a time; what is wrong with one is said with its file and line."""
+"""A piece of input → its documents, one at a time. Errors name the file and the line."""
 
 import hashlib
 import json
@@ -15,26 +15,27 @@ from completep.data.sources import Piece, hub_library, hub_name
 from completep.data.tokenizer import well_formed
 from completep.errors import UserError, some
 
-PART_BYTES = 16 * 2**20  # a longer text file is encoded in parts, so that it need not fit into memory
-# Between two visible characters a newline is a word of its own, so a cut after it changes no id.
+PART_BYTES = 16 * 2**20  # a longer text file is encoded in parts, since it may not fit into memory
+# A newline between two visible characters is a word of its own, so a cut after it changes no ids.
 SAFE_CUT = re.compile(rb"[!-~]\n(?=[!-~])")
+FIX = "check the file, or leave it out"
 BUILDERS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
 
 
 @dataclass(frozen=True)
 class Document:
-    """`parts` in order are its text; `digest` hashes the text, wherever it came from."""
+    """`parts`, joined, are the text; `digest` is a hash of the text."""
 
     digest: bytes
     parts: Iterable[str]
 
     def is_held_out(self, share: float) -> bool:
-        """By content alone, so neither order nor workers matter, and copies of a document stay on one side."""
+        """Depends on the content alone: order and workers do not matter, and copies of a document share a split."""
         return int.from_bytes(self.digest, "big") < share * 2**64
 
 
 def documents(piece: Piece, text_field: str, *, in_parts: bool) -> Iterator[Document]:
-    """Documents without any text are left out."""
+    """The documents of a piece, except empty ones."""
     try:
         if piece.kind == "text":
             yield from _text_file(Path(piece.path), in_parts)
@@ -43,8 +44,8 @@ def documents(piece: Piece, text_field: str, *, in_parts: bool) -> Iterator[Docu
             texts = (_text_of(row, text_field, where) for row, where in rows(piece, text_field))
             yield from (Document(_digest(text.encode()), (text,)) for text in texts if text)
     except (OSError, EOFError, zlib.error) as error:
-        told = getattr(error, "strerror", None) or error
-        raise UserError(f"cannot read {piece.path}: {told}", fix="check the file, or leave it out") from error
+        cause = getattr(error, "strerror", None) or error
+        raise UserError(f"cannot read {piece.path}: {cause}", fix=FIX) from error
 
 
 def _digest(data: "bytes | mmap.mmap") -> bytes:
@@ -56,10 +57,10 @@ def _text_file(path: Path, in_parts: bool) -> Iterator[Document]:
         yield Document(_digest(data), _parts(data, path, PART_BYTES if in_parts else len(data)))
 
 
-def _parts(data: mmap.mmap, path: Path, each: int) -> Iterator[str]:
+def _parts(data: mmap.mmap, path: Path, size: int) -> Iterator[str]:
     start = 0
     while start < len(data):
-        cut = SAFE_CUT.search(data, start + each)
+        cut = SAFE_CUT.search(data, start + size)
         stop = cut.end() if cut else len(data)
         yield _decoded(data[start:stop], path, start)
         start = stop
@@ -75,19 +76,17 @@ def _decoded(data: bytes, path: "str | Path", offset: int) -> str:
         ) from error
 
 
-Row = tuple[Any, Callable[[], str]]  # and what to call the place it stands at, worked out only for an error
+Row = tuple[Any, Callable[[], str]]  # the row, and a function that names its place, called only for an error
 
 
 def _text_of(row: Any, field: str, where: Callable[[], str]) -> str:
     if not isinstance(row, dict):
         raise UserError(f"{where()} is not a JSON object: {str(row)[:40]!r}", fix=f'write {{"{field}": "…"}} per line')
     if field not in row:
-        raise UserError(
-            f"{where()} has no field {field!r}; it has: {some([*row]) or 'none'}",
-            fix="name the field that has the text",
-        )
+        what = f"{where()} has no field {field!r}; it has: {some([*row]) or 'none'}"
+        raise UserError(what, fix="pass the name of the field with the text as text_field")
     if not isinstance(row[field], str):
-        raise UserError(f"{where()}: the field {field!r} is {row[field]!r:.40}, not text", fix="take such rows out")
+        raise UserError(f"{where()}: the field {field!r} is {row[field]!r:.40}, not text", fix="remove such rows")
     return well_formed(row[field])
 
 
@@ -98,7 +97,7 @@ def _opened(path: str) -> IO[bytes]:
 
 
 def _json_rows(piece: Piece, _: str) -> Iterator[Row]:
-    """The lines that begin within the piece; the last may end beyond it."""
+    """The lines that begin within the piece. The last one may end after it."""
     for offset, line in _lines(piece):
         if not line.isspace():
             where = _Line(piece.path, offset)
@@ -108,7 +107,7 @@ def _json_rows(piece: Piece, _: str) -> Iterator[Row]:
 def _lines(piece: Piece) -> Iterator[tuple[int, bytes]]:
     with _opened(piece.path) as file:
         offset = piece.start
-        if offset:  # the line that the piece before ends with; none if that ends with a newline
+        if offset:  # skip the line that began in the previous piece
             file.seek(offset - 1)
             offset += len(file.readline()) - 1
         for line in file:
@@ -119,7 +118,7 @@ def _lines(piece: Piece) -> Iterator[tuple[int, bytes]]:
 
 
 def _parsed(line: bytes, where: "_Line") -> Any:
-    mark = b"\xef\xbb\xbf" if where.offset == 0 else b""  # some programs begin a file with one
+    mark = b"\xef\xbb\xbf" if where.offset == 0 else b""  # the byte-order mark that some programs write
     text = _decoded(line.removeprefix(mark), where.path, where.offset + len(mark) * line.startswith(mark))
     try:
         return json.loads(text)
@@ -129,17 +128,17 @@ def _parsed(line: bytes, where: "_Line") -> Any:
 
 @dataclass(frozen=True)
 class _Line:
-    """`file:line`, counted only when it is asked for."""
+    """Names a line as `file:line`. The lines before it are counted only when it is called."""
 
     path: str
     offset: int
 
     def __call__(self) -> str:
-        line, left = 1, self.offset
+        line, remaining = 1, self.offset
         with _opened(self.path) as file:
-            while left and (block := file.read(min(left, 2**20))):
+            while remaining and (block := file.read(min(remaining, 2**20))):
                 line += block.count(b"\n")
-                left -= len(block)
+                remaining -= len(block)
         return f"{self.path}:{line}"
 
 
@@ -150,7 +149,7 @@ def _parquet_rows(piece: Piece, text_field: str) -> Iterator[Row]:
     try:
         texts = frame.collect()[text_field]
     except pl.exceptions.PolarsError as error:
-        raise UserError(f"cannot read {piece.path}: {error}", fix="check the file, or leave it out") from error
+        raise UserError(f"cannot read {piece.path}: {error}", fix=FIX) from error
     for i, text in enumerate(texts, piece.start):
         yield {text_field: text}, partial("{} row {}".format, piece.path, i)
 
@@ -166,7 +165,6 @@ def _hub_rows(piece: Piece, _: str) -> Iterator[Row]:
             stream = load(name, configuration, split=split, streaming=True)
         for i, row in enumerate(stream):
             yield row, partial("{} row {}".format, piece.path, i)
-    except Exception as error:  # a name that is not there, no network, a broken file: the library has many
-        raise UserError(
-            f"{piece.path}: {type(error).__name__}: {error}", fix="check the name, the split and the network"
-        ) from error
+    except Exception as error:  # the library raises many kinds: an unknown name, no network, a broken file
+        what = f"{piece.path}: {type(error).__name__}: {error}"
+        raise UserError(what, fix="check the name, the split and the network") from error

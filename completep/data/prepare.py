@@ -1,4 +1,4 @@
-"""Text → a corpus: units of work in a pool of processes, each finished for good, so that a restart goes on."""
+"""Text → a corpus. The work is cut into units for a pool of processes. A restart keeps the finished units."""
 
 import hashlib
 import json
@@ -8,7 +8,6 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
@@ -18,16 +17,17 @@ from completep.data.shards import ShardWriter, cut_tail, writing
 from completep.data.sources import Piece, units
 from completep.data.tokenizer import Tokenizer, dtype_for, load_tokenizer
 from completep.errors import UserError
-from completep.files import write_new
+from completep.files import lock, write_new
 
-Progress = Callable[[int, int, int], None]  # units done, units in all, tokens so far
+Progress = Callable[[int, int, int], None]  # units done, all units, tokens so far
+Results = Generator[tuple[int, "Record"], None, None]  # index of a unit, its record
 
-MARKER = ".preparing"  # in a folder that is ours to write to, until its manifest is there
+MARKER = ".preparing"  # marks a folder that `prepare` may write to; removed when the corpus is complete
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A share of the work that one process does from beginning to end."""
+    """A share of the work, done by one process."""
 
     index: int
     pieces: tuple[Piece, ...]
@@ -39,7 +39,7 @@ class Unit:
 
     @property
     def fingerprint(self) -> str:
-        """All that determines its shards; finished shards with another fingerprint are made again."""
+        """A hash of everything that determines the shards. Shards with another fingerprint are made again."""
         content = {**asdict(self), "format": FORMAT}
         del content["out"], content["tokenizer"]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -51,7 +51,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Record:
-    """What a finished unit leaves beside its shards; a split that got no document has no shard."""
+    """The result of a finished unit, stored next to its shards. A split without documents has no shard."""
 
     fingerprint: str
     train: Shard | None
@@ -79,16 +79,17 @@ def prepare(
     workers: int = os.cpu_count() or 1,
     progress: Progress = _silent,
 ) -> Corpus:
-    """Tokenize `sources` into the folder `out`; the same call again finishes what a crash left, or returns at once.
+    """Tokenize `sources` into the folder `out`. After an interruption, the same call finishes the corpus.
 
-    A source is a text file (one document), a .jsonl or .jsonl.gz (one object per line), a .parquet, a folder of
-    those, hf:NAME[[:CONFIG]:SPLIT], or the word python. A share of the documents, chosen by their content, goes to
-    validation; if that leaves one side empty, the last tokens do. Every document is followed by the end id.
+    A source is a text file (one document), a .jsonl or .jsonl.gz file (one object per line), a .parquet file, a folder
+    of such files, hf:NAME[[:CONFIG]:SPLIT], or the word python. The end id follows every document. The share
+    `validation` of the documents, chosen by their content, becomes the validation split; if this leaves a split empty,
+    the last tokens become the validation split instead.
     """
     if not 0 <= validation < 1:
         raise UserError(f"validation={validation}: must lie in [0, 1)", fix="0.01 holds out one document in a hundred")
     if workers < 1:
-        raise UserError(f"workers={workers}: must be at least 1", fix="give 1 to stay in this process")
+        raise UserError(f"workers={workers}: must be at least 1", fix="give 1 for a single process")
     out, loaded = Path(out).absolute(), load_tokenizer(tokenizer)
     work = [
         Unit(i, pieces, out, loaded.name, loaded.fingerprint, validation, text_field)
@@ -97,43 +98,43 @@ def prepare(
     source = f"{' '.join(sources)} [inputs {hashlib.sha256(''.join(u.fingerprint for u in work).encode()).hexdigest()}]"
     if (out / MANIFEST).exists():
         return _existing(out, source)
-    with _claimed(out):
-        if (out / MANIFEST).exists():  # somebody else was faster
+    with _claim(out):
+        if (out / MANIFEST).exists():  # another process was faster
             return _existing(out, source)
-        records = _all_done(work, workers, progress)
+        records = _process_all(work, workers, progress)
         splits = _splits(out, records, validation, dtype_for(loaded.vocabulary), sources)
         write_new(out / MANIFEST, _manifest(loaded, splits, source).to_json())
-        return _tidied(load_corpus(out))
+        return _tidy(load_corpus(out))
 
 
 def _existing(out: Path, source: str) -> Corpus:
-    """A finished corpus is never written over: it is the one that is asked for, or an error."""
+    """A finished corpus is never overwritten: if it was made from other inputs, that is an error."""
     corpus = load_corpus(out)
     if corpus.manifest.source.rpartition(" [")[2] != source.rpartition(" [")[2]:
         raise UserError(
-            f"{out} already holds a corpus made from other inputs: {corpus.manifest.source}",
+            f"{out} already contains a corpus made from other inputs: {corpus.manifest.source}",
             fix="choose another folder, or delete this one",
         )
-    return _tidied(corpus)
+    return _tidy(corpus)
 
 
 def _manifest(tokenizer: Tokenizer, splits: Splits, source: str) -> Manifest:
-    made_with = Vocabulary(tokenizer.name, tokenizer.vocabulary, tokenizer.end, tokenizer.fingerprint)
-    return Manifest(FORMAT, made_with, dtype_for(tokenizer.vocabulary), splits, source)
+    vocabulary = Vocabulary(tokenizer.name, tokenizer.vocabulary, tokenizer.end, tokenizer.fingerprint)
+    return Manifest(FORMAT, vocabulary, dtype_for(tokenizer.vocabulary), splits, source)
 
 
 def _splits(out: Path, records: Sequence[Record], share: float, dtype: str, sources: Sequence[str]) -> Splits:
     train = tuple(record.train for record in records if record.train)
     validation = tuple(record.validation for record in records if record.validation)
     if not train and not validation:
-        raise UserError(f"there are no documents in {', '.join(sources)}", fix="name files that hold text")
+        raise UserError(f"there are no documents in {', '.join(sources)}", fix="name files that contain text")
     if share and not (train and validation):
         return cut_tail(out, train or validation, share, dtype)
     return Splits(train, validation)
 
 
-def _tidied(corpus: Corpus) -> Corpus:
-    """Remove what only an unfinished corpus needs; the marker last, for it says that the others are ours."""
+def _tidy(corpus: Corpus) -> Corpus:
+    """Remove the files that only an unfinished corpus needs. The marker goes last: it permits removing the others."""
     if (corpus.folder / MARKER).exists():
         listed = {shard.file for split in ("train", "validation") for shard in corpus.shards(split)}
         for pattern in (".unit-*.json", ".*.part", "train-*.bin", "validation-*.bin", MARKER):
@@ -144,31 +145,19 @@ def _tidied(corpus: Corpus) -> Corpus:
 
 
 @contextmanager
-def _claimed(out: Path) -> Iterator[None]:
-    """The folder is ours alone, as long as this process lives: two at once would write the same shards."""
+def _claim(out: Path) -> Iterator[None]:
+    """Lock the folder, since two processes at once would write the same shards."""
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     if not (out / MARKER).exists() and any(out.iterdir()):
-        raise UserError(f"{out} is not empty, and holds no corpus", fix="choose a new folder")
-    with writing(out):
-        marker = (out / MARKER).open("w")
-    with marker:
-        _lock(marker, out)
+        raise UserError(f"{out} is not empty, and contains no corpus", fix="choose a new folder")
+    with lock(out / MARKER) as held:
+        if held is None:
+            raise UserError(f"another process is preparing {out}", fix="wait for it, or choose another folder")
         yield
 
 
-def _lock(marker: IO[str], out: Path) -> None:
-    try:
-        import fcntl
-    except ImportError:  # not on Windows
-        return
-    try:
-        fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise UserError(f"another process is preparing {out}", fix="wait for it, or choose another folder") from error
-
-
-def _all_done(work: Sequence[Unit], workers: int, progress: Progress) -> list[Record]:
+def _process_all(work: Sequence[Unit], workers: int, progress: Progress) -> list[Record]:
     records = {unit.index: record for unit in work if (record := _finished(unit))}
     todo = [unit for unit in work if unit.index not in records]
     tokens = sum(record.tokens for record in records.values())
@@ -182,25 +171,25 @@ def _all_done(work: Sequence[Unit], workers: int, progress: Progress) -> list[Re
 
 
 def _finished(unit: Unit) -> Record | None:
-    """The record of a unit that is done, with these very inputs, and whose shards are whole."""
+    """The record of a unit that was finished with the same inputs and whose shards are complete."""
     try:
         content = json.loads(unit.record.read_text())
         shards = {name: Shard(**content[name]) if content[name] else None for name in ("train", "validation")}
         record = Record(content["fingerprint"], **shards)
         itemsize = np.dtype(dtype_for(_tokenizer(unit).vocabulary)).itemsize
-        whole = all((unit.out / s.file).stat().st_size == s.tokens * itemsize for s in record.shards)
+        complete = all((unit.out / s.file).stat().st_size == s.tokens * itemsize for s in record.shards)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return record if whole and record.fingerprint == unit.fingerprint else None
+    return record if complete and record.fingerprint == unit.fingerprint else None
 
 
-def _one_by_one(work: Sequence[Unit]) -> Generator[tuple[int, Record], None, None]:
+def _one_by_one(work: Sequence[Unit]) -> Results:
     for unit in work:
-        yield unit.index, _written(unit)
+        yield unit.index, _process(unit)
 
 
-def _written(unit: Unit) -> Record:
-    """Do a unit's work. Its record goes first and comes back last, so it never vouches for other shards."""
+def _process(unit: Unit) -> Record:
+    """Write the shards of a unit. An old record is removed first and the new one written last, so none can be wrong."""
     tokenizer = _tokenizer(unit)
     dtype = dtype_for(tokenizer.vocabulary)
     train, validation = (ShardWriter(unit.out, split, unit.index, dtype) for split in ("train", "validation"))
@@ -222,35 +211,32 @@ def _written(unit: Unit) -> Record:
 
 
 def _tokenizer(unit: Unit) -> Tokenizer:
-    return _loaded(unit.tokenizer, unit.tokenizer_fingerprint)
+    return _load_once(unit.tokenizer, unit.tokenizer_fingerprint)
 
 
 @lru_cache(maxsize=2)
-def _loaded(name: str, fingerprint: str) -> Tokenizer:
-    """Once per process; the fingerprint is part of the key, for a file may change under the same name."""
+def _load_once(name: str, fingerprint: str) -> Tokenizer:
+    """Once per process. The fingerprint is part of the key, since a file may change and keep its name."""
     tokenizer = load_tokenizer(name)
     if tokenizer.fingerprint != fingerprint:
-        raise UserError(f"{name} has changed meanwhile", fix="run the same command again")
+        raise UserError(f"{name} changed while it was in use", fix="run the same command again")
     return tokenizer
 
 
-def _pooled(work: Sequence[Unit], workers: int) -> Generator[tuple[int, Record], None, None]:
-    """Results as they come. An executor, not a Pool: it notices a worker that was killed, where a Pool waits forever."""
+def _pooled(work: Sequence[Unit], workers: int) -> Results:
+    """Results in the order they finish. An executor notices a killed worker; a multiprocessing.Pool waits forever."""
     from concurrent.futures import ProcessPoolExecutor, as_completed
     from concurrent.futures.process import BrokenProcessPool
     from multiprocessing import get_context
 
-    pool = ProcessPoolExecutor(min(workers, len(work)), mp_context=get_context("spawn"), initializer=_worker_starts)
+    pool = ProcessPoolExecutor(min(workers, len(work)), mp_context=get_context("spawn"), initializer=_start_worker)
     try:
-        places = {pool.submit(_attempted, unit): unit.index for unit in work}
-        for future in as_completed(places):
-            result = future.result()
-            if not isinstance(result, Record):
-                raise UserError(result[0], fix=result[1])
-            yield places[future], result
+        indices = {pool.submit(_process, unit): unit.index for unit in work}
+        for future in as_completed(indices):
+            yield indices[future], future.result()
     except BrokenProcessPool as error:
         raise UserError(
-            "a worker process was killed, perhaps for want of memory",
+            "a worker process was killed, perhaps because memory ran out",
             fix="run the same command again, with fewer workers: finished parts are kept. "
             "In a script of yours, call prepare under `if __name__ == '__main__':`",
         ) from error
@@ -258,16 +244,8 @@ def _pooled(work: Sequence[Unit], workers: int) -> Generator[tuple[int, Record],
         pool.shutdown(cancel_futures=True)
 
 
-def _attempted(unit: Unit) -> Record | tuple[str, str]:
-    """A UserError goes home as its two halves, since an exception with a keyword does not survive pickling."""
-    try:
-        return _written(unit)
-    except UserError as error:
-        return error.what, error.fix
-
-
-def _worker_starts() -> None:
-    """One thread per process, no farewell on Ctrl-C, and no life after the parent's."""
+def _start_worker() -> None:
+    """One thread per process, no traceback on Ctrl-C, and an end when the parent ends."""
     import signal
     import threading
     from multiprocessing import parent_process

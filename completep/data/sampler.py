@@ -1,4 +1,4 @@
-"""Which tokens are in a batch: a pure function of (seed, step), so ranks and restarts change nothing."""
+"""The tokens of a batch are a function of (seed, step) alone, so the number of ranks and restarts do not matter."""
 
 import hashlib
 from typing import Any
@@ -12,41 +12,41 @@ from completep.errors import UserError
 Indices = npt.NDArray[np.uint64]
 Batch = npt.NDArray[np.int64]
 
-ROUNDS = 8  # of the Feistel network; four make it hard to tell from random, eight cost microseconds
+ROUNDS = 8  # of the Feistel network; four already look random, and eight cost microseconds
 
 
 class Windows:
-    """A split as non-overlapping stretches of `sequence` tokens, each read with the one token after it.
+    """A split, cut into non-overlapping windows of `sequence` tokens. Each is read with the token after it, its target.
 
-    None straddles two shards. The token after a window is the next window's first, so every token but a shard's
-    first is predicted exactly once per epoch, and only a tail shorter than a window is left out.
+    No window spans two shards. The token after a window is the first token of the next one, so in an epoch every token
+    is predicted exactly once, except the first token of a shard and a tail shorter than a window.
     """
 
     def __init__(self, corpus: Corpus, split: str, sequence: int) -> None:
         _at_least_one(sequence=sequence)
         self.sequence = sequence
-        shards = [shard.tokens for shard in corpus.shards(split)]
-        self.ends = np.cumsum([(tokens - 1) // sequence for tokens in shards], dtype=np.int64)
-        self.count = int(self.ends[-1]) if shards else 0
+        sizes = [shard.tokens for shard in corpus.shards(split)]
+        self.ends = np.cumsum([(tokens - 1) // sequence for tokens in sizes], dtype=np.int64)
+        self.count = int(self.ends[-1]) if sizes else 0
         if not self.count:
             raise UserError(
-                f"the {split} split of {corpus.folder} has no stretch of {sequence + 1} tokens "
-                f"(sequence {sequence} and the token after): its longest shard has {max(shards, default=0)}",
+                f"the {split} split of {corpus.folder} has no {sequence + 1} tokens in a row "
+                f"(sequence={sequence} and the token after it): its longest shard has {max(sizes, default=0)}",
                 fix=f"use a shorter sequence, or prepare more {split} data",
             )
         self.shards = corpus.open(split)
 
     def read(self, indices: npt.NDArray[Any]) -> Batch:
-        out = np.empty((len(indices), self.sequence + 1), dtype=np.int64)
-        homes = np.searchsorted(self.ends, indices, side="right")
-        for row, index, home in zip(out, indices.tolist(), homes.tolist(), strict=True):
-            first = (index - (int(self.ends[home - 1]) if home else 0)) * self.sequence
-            row[:] = self.shards[home][first : first + self.sequence + 1]
-        return out
+        batch = np.empty((len(indices), self.sequence + 1), dtype=np.int64)
+        shards = np.searchsorted(self.ends, indices, side="right")
+        for row, index, shard in zip(batch, indices.tolist(), shards.tolist(), strict=True):
+            first = (index - (int(self.ends[shard - 1]) if shard else 0)) * self.sequence
+            row[:] = self.shards[shard][first : first + self.sequence + 1]
+        return batch
 
 
 class Sampler:
-    """Every window once per epoch, in an order of its own for each (seed, epoch); batches may straddle epochs."""
+    """Every window once per epoch, in a different order for each (seed, epoch). A batch may span two epochs."""
 
     def __init__(self, corpus: Corpus, split: str, sequence: int, batch: int, seed: int) -> None:
         _at_least_one(batch=batch)
@@ -54,12 +54,12 @@ class Sampler:
         self.windows = Windows(corpus, split, sequence)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Sent to another process it maps the shards anew, instead of carrying them along."""
+        """Pickled without the data: the process that receives it maps the shards again."""
         return Sampler, (self.corpus, self.split, self.sequence, self.batch, self.seed)
 
     def batch_at(self, step: int, rank: int = 0, world: int = 1) -> Batch:
-        """This rank's rows of the batch, (batch // world, sequence + 1); the ranks' rows in order are the batch."""
-        if self.batch % world if world > 0 else True:
+        """The rows of one rank, (batch // world, sequence + 1). The rows of all ranks in order are the batch."""
+        if world < 1 or self.batch % world:
             raise UserError(
                 f"a batch of {self.batch} sequences does not divide over {world} ranks",
                 fix=f"use a batch like {max(1, round(self.batch / max(1, world))) * max(1, world)}",
@@ -70,24 +70,24 @@ class Sampler:
         return self.windows.read(self.order(step * self.batch + rank * rows, rows))
 
     def order(self, first: int, count: int) -> npt.NDArray[np.int64]:
-        """The windows at places first, first + 1, … of the endless sequence of epochs."""
+        """The windows at places first, first + 1, … when the epochs are written one after the other."""
         windows = self.windows.count
         epochs, places = np.divmod(first + np.arange(count), windows)
-        out = np.empty(count, dtype=np.int64)
+        order = np.empty(count, dtype=np.int64)
         for epoch in np.unique(epochs).tolist():
             here = epochs == epoch
-            out[here] = permuted(places[here].astype(np.uint64), windows, f"{self.seed} {epoch}")
-        return out
+            order[here] = permuted(places[here].astype(np.uint64), windows, f"{self.seed} {epoch}")
+        return order
 
 
 def permuted(places: Indices, size: int, key: str) -> Indices:
-    """Where a keyed pseudo-random permutation of range(size) sends each place.
+    """The images of `places` under a keyed pseudo-random permutation of range(size).
 
-    Written by hand because a shuffled table of 10⁹ windows would take 8 GB on every rank and be made anew at every
-    restart; this takes no memory and reaches any place at once. A Feistel network permutes the next power of four;
-    results that fall outside range(size) are sent through again until they fall inside (cycle walking), which keeps
-    it a permutation (Black and Rogaway 2002, "Ciphers with arbitrary finite domains") and takes under four turns on
-    average. Only integer arithmetic and SHAKE, so the order is the same on every machine and under every numpy.
+    Written by hand because a shuffled table of 10⁹ windows takes 8 GB per rank and must be made again at every restart.
+    This needs no memory and computes any place directly. A Feistel network permutes the next power of four. A result
+    outside range(size) is permuted again until it is inside (cycle walking), which gives a permutation of range(size)
+    (Black and Rogaway 2002, "Ciphers with arbitrary finite domains") and takes fewer than four passes on average.
+    It uses only integer arithmetic and SHAKE, so the order is the same on every machine and with every numpy version.
     """
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     keys = np.frombuffer(hashlib.shake_128(f"completep order {key}".encode()).digest(8 * ROUNDS), dtype="<u8")
@@ -108,16 +108,16 @@ def _feistel(values: Indices, half: int, keys: npt.NDArray[Any]) -> Indices:
 
 
 def _mixed(x: Indices) -> Indices:
-    """SplitMix64's finalizer: every bit of the input reaches every bit of the output. Wraps around, as it should."""
+    """The finalizer of SplitMix64: every input bit affects every output bit. Overflow wraps around, as intended."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
 def validation_batches(corpus: Corpus, sequence: int, batch: int, count: int) -> list[Batch]:
-    """The first `count` batches of the validation split, in order: every evaluation sees the same tokens.
+    """The first `count` batches of the validation split, in order, so that every evaluation uses the same tokens.
 
-    A short split gives fewer batches, and its last one fewer rows.
+    A short split gives fewer batches, and the last batch may have fewer rows.
     """
     _at_least_one(batch=batch, count=count)
     windows = Windows(corpus, "validation", sequence)
@@ -128,4 +128,4 @@ def validation_batches(corpus: Corpus, sequence: int, batch: int, count: int) ->
 def _at_least_one(**numbers: int) -> None:
     for name, value in numbers.items():
         if value < 1:
-            raise UserError(f"{name}={value}: must be a whole number of at least 1", fix=f"give a {name}")
+            raise UserError(f"{name}={value}: must be a whole number of at least 1", fix=f"give a positive {name}")

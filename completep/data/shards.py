@@ -1,4 +1,4 @@
-"""Shards, written: beside and renamed, hashed on the way."""
+"""Writing shards: hashed while they are written, under a temporary name until they are complete."""
 
 import hashlib
 import os
@@ -17,11 +17,11 @@ BLOCK = 2**22  # tokens copied at a time
 
 
 class ShardWriter:
-    """A file `split-00012.bin` that is there whole or not at all; without tokens there is none."""
+    """Writes `split-00012.bin`, which is complete once it exists. Without tokens no file is written."""
 
     def __init__(self, folder: Path, split: str, index: int, dtype: str) -> None:
         self.path = folder / f"{split}-{index:05d}.bin"
-        self.beside = self.path.with_name(f".{self.path.name}.part")
+        self.part = self.path.with_name(f".{self.path.name}.part")
         self.dtype = np.dtype(dtype).newbyteorder("<")
         self.sha256, self.tokens = hashlib.sha256(), 0
         self.file: IO[bytes] | None = None
@@ -29,7 +29,7 @@ class ShardWriter:
     def add(self, ids: npt.NDArray[Any]) -> None:
         data = ids.astype(self.dtype, copy=False).tobytes()
         with writing(self.path):
-            self.file = self.file or self.beside.open("wb", buffering=2**20)
+            self.file = self.file or self.part.open("wb", buffering=2**20)
             self.file.write(data)
         self.sha256.update(data)
         self.tokens += len(ids)
@@ -44,47 +44,48 @@ class ShardWriter:
         with writing(self.path):
             self.file.flush()
             os.fsync(self.file.fileno())
-            os.replace(self.beside, self.path)
+            os.replace(self.part, self.path)
         return Shard(self.path.name, self.tokens, self.sha256.hexdigest())
 
     def drop(self) -> None:
-        """Leave nothing half-written behind; after `finish` there is nothing to do."""
+        """Remove an unfinished file. After `finish` there is nothing to remove."""
         if self.file is not None:
-            with suppress(OSError):  # the rest of a full disk's buffer
+            with suppress(OSError):  # on a full disk the buffer cannot be written
                 self.file.close()
-            self.beside.unlink(missing_ok=True)
+            self.part.unlink(missing_ok=True)
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
+    """Turn the errors of the file system into a UserError."""
     try:
         yield
     except OSError as error:
         raise UserError(
             f"cannot write {path}: {error.strerror}",
-            fix="make space, or choose a folder that you can write to; finished parts are kept, so run it again",
+            fix="make space, or choose a folder that you can write to; then run it again: finished parts are kept",
         ) from error
 
 
 def cut_tail(folder: Path, shards: Sequence[Shard], share: float, dtype: str) -> Splits:
-    """The last `share` of all tokens as validation, for when whole documents could not be shared out.
+    """Make the last `share` of all tokens the validation split, where whole documents left one split empty.
 
-    A single long text is the usual case: it is one document, and cannot be on both sides.
+    The usual case is a single long text: it is one document, so it cannot be in both splits.
     """
     total = sum(shard.tokens for shard in shards)
-    left = total - min(max(1, round(share * total)), total - 1)
+    remaining = total - min(max(1, round(share * total)), total - 1)  # training tokens
     train: list[Shard] = []
     validation: list[Shard] = []
     for shard in shards:
-        head = min(left, shard.tokens)
-        left -= head
-        for whole, part in zip((train, validation), _split(folder, shard, head, dtype), strict=True):
-            whole += [part] if part else []
+        head = min(remaining, shard.tokens)
+        remaining -= head
+        for split, part in zip((train, validation), _split(folder, shard, head, dtype), strict=True):
+            split += [part] if part else []
     return Splits(tuple(train), tuple(validation))
 
 
 def _split(folder: Path, shard: Shard, head: int, dtype: str) -> tuple[Shard | None, Shard | None]:
-    """The first `head` tokens as a train shard, the others as a validation shard."""
+    """The first `head` tokens become a training shard, the rest a validation shard."""
     split, _, index = shard.file.removesuffix(".bin").rpartition("-")
     if split == "train" and head == shard.tokens:
         return shard, None

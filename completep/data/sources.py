@@ -1,26 +1,29 @@
-"""What the user names (files, folders, hf:…, python) → pieces of input, and pieces → units of work."""
+"""Sources (files, folders, hf:…, python) → pieces of input → units of work."""
 
 import importlib
 import os
+import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from types import ModuleType
+from typing import Literal
 
-from completep.data.builtin import python_sources
 from completep.errors import UserError, some
 
-TEXT_BYTES = 16 * 2**20  # small text files are taken together up to this, so that there are few shards
+TEXT_BYTES = 16 * 2**20  # small text files are grouped up to this size, so that there are few shards
 JSONL_BYTES = 64 * 2**20
-PARQUET_BYTES = 32 * 2**20  # compressed, so that a piece's text fits into memory many times over
+PARQUET_BYTES = 32 * 2**20  # compressed size of a piece; its text is several times larger and must fit into memory
+# Some distributions leave out the tests, so with tests the corpus would differ between machines.
+NOT_THE_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 HF_INSTALL = "pip install 'completep[hf]'"
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A stretch of one input: bytes [start, stop) of a file, or rows of a parquet file.
+    """A part of one input: bytes [start, stop) of a file, or rows of a parquet file.
 
-    Size and time of change are in it so that a piece whose file has changed is another piece.
+    A piece contains the size and modification time of its file, so a piece of a changed file is a different piece.
     """
 
     kind: Literal["text", "jsonl", "gzip", "parquet", "hf"]
@@ -32,44 +35,58 @@ class Piece:
 
 
 def units(sources: Sequence[str], text_field: str) -> list[tuple[Piece, ...]]:
-    """The work, cut up; the same for the same inputs whatever the number of workers."""
+    """The units of work. They depend on the inputs alone, not on the number of workers."""
     if not sources:
         raise UserError("no sources are given", fix="name text files, folders, .jsonl, .parquet, hf:NAME or python")
-    found = list(_grouped(piece for source in sources for piece in _pieces(source, text_field)))
-    if not found:
-        raise UserError(f"there are no documents in {some(list(sources))}", fix="name files that hold text")
-    return found
+    groups = list(_grouped(piece for source in sources for piece in _pieces(source, text_field)))
+    if not groups:
+        raise UserError(f"there are no documents in {some(list(sources))}", fix="name files that contain text")
+    return groups
 
 
 def _pieces(source: str, text_field: str) -> Iterator[Piece]:
     if source == "python":
-        return (piece for path in python_sources() for piece in _of_file(path, text_field))
+        return (piece for path in python_sources() for piece in _file_pieces(path, text_field))
     if source.startswith("hf:"):
-        return iter([_of_hub(source)])
+        return iter([_hub_piece(source)])
     path = Path(source)
     if path.is_dir():
-        return (piece for file in _walked(path) for piece in _of_file(file, text_field))
+        return (piece for file in _files_below(path) for piece in _file_pieces(file, text_field))
     if not path.is_file():
         raise UserError(
             f"there is no file or folder {source!r}",
-            fix="check the name; hf:NAME is a Hugging Face data set, and python the built-in corpus",
+            fix="check the name; hf:NAME is a Hugging Face data set, python is the built-in corpus",
         )
     if path.stat().st_size == 0:
         raise UserError(f"{source} is empty", fix="leave it out")
-    return _of_file(path, text_field)
+    return _file_pieces(path, text_field)
 
 
-def _walked(folder: Path) -> list[Path]:
-    """Every file below, sorted, so that the order of the file system does not matter; none that is hidden."""
-    found = []
+def python_sources() -> list[Path]:
+    """The source files of the running Python's standard library, about 11 MB."""
+    root = Path(sysconfig.get_path("stdlib"))
+    bundled = root / "ensurepip" / "_bundled"
+    sources: list[Path] = []
+    for parent, folders, files in os.walk(root):
+        here = Path(parent)
+        folders[:] = [name for name in folders if name not in NOT_THE_LIBRARY and here / name != bundled]
+        sources += [here / name for name in files if name.endswith(".py")]
+    if not sources:
+        raise UserError(f"this Python has no library sources under {root}", fix="use text files of your own")
+    return sorted(sources)
+
+
+def _files_below(folder: Path) -> list[Path]:
+    """All files in a folder and its subfolders, except hidden ones. Sorted, since file systems have no fixed order."""
+    paths: list[Path] = []
     for parent, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [Path(parent) / name for name in files if not name.startswith(".")]
-    return sorted(found)
+        paths += [Path(parent) / name for name in files if not name.startswith(".")]
+    return sorted(paths)
 
 
-def _of_file(path: Path, text_field: str) -> Iterator[Piece]:
-    """Empty files hold no document, and a folder may have some (every `__init__.py`)."""
+def _file_pieces(path: Path, text_field: str) -> Iterator[Piece]:
+    """None for an empty file: folders often contain some, such as `__init__.py`."""
     path = path.resolve()
     size, name = path.stat().st_size, path.name.lower()
     if not size:
@@ -83,10 +100,10 @@ def _of_file(path: Path, text_field: str) -> Iterator[Piece]:
         yield from _cut(path, "gzip" if name.endswith(".jsonl.gz") else "text", size, size)
 
 
-def _cut(path: Path, kind: Literal["text", "jsonl", "gzip", "parquet"], length: int, each: int) -> Iterator[Piece]:
+def _cut(path: Path, kind: Literal["text", "jsonl", "gzip", "parquet"], length: int, step: int) -> Iterator[Piece]:
     status = path.stat()
-    for start in range(0, length, each):
-        stop = min(start + each, length)
+    for start in range(0, length, step):
+        stop = min(start + step, length)
         yield Piece(kind, str(path), start, stop, status.st_size, status.st_mtime_ns)
 
 
@@ -107,6 +124,7 @@ def _parquet_rows(path: Path, text_field: str) -> int:
 
 
 def _grouped(pieces: Iterable[Piece]) -> Iterator[tuple[Piece, ...]]:
+    """Small text files share a unit; every other piece is a unit."""
     group: list[Piece] = []
     for piece in pieces:
         if piece.kind != "text" or sum(p.size for p in group) + piece.size > TEXT_BYTES:
@@ -121,16 +139,15 @@ def _grouped(pieces: Iterable[Piece]) -> Iterator[tuple[Piece, ...]]:
         yield tuple(group)
 
 
-def _of_hub(source: str) -> Piece:
-    """A stream cannot be cut, so it is one piece; if it lies on this disk, its size and time of change count."""
+def _hub_piece(source: str) -> Piece:
+    """A stream cannot be cut, so it is one piece. For local files, sizes and modification times are known."""
     hub_library()
-    name, _, _ = hub_name(source)
-    files = [Path(name)] if Path(name).is_file() else _walked(Path(name)) if Path(name).is_dir() else []
-    stats = [file.stat() for file in files]
+    path = Path(hub_name(source)[0])
+    stats = [file.stat() for file in ([path] if path.is_file() else _files_below(path))]
     return Piece("hf", source, 0, 0, sum(s.st_size for s in stats), max((s.st_mtime_ns for s in stats), default=0))
 
 
-def hub_library() -> Any:
+def hub_library() -> ModuleType:
     try:
         return importlib.import_module("datasets")
     except ImportError as error:

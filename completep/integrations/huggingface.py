@@ -1,9 +1,10 @@
-"""A trained decoder as a Hugging Face folder: an architecture that transformers has where one fits exactly, else its own source.
+"""A trained decoder → a Hugging Face folder, with an architecture of transformers if one fits exactly.
 
-What fits: rotary + SwiGLU + RMSNorm is Llama (with QK norms Qwen3), rotary + ReLU² + LayerNorm is Nemotron, learned positions + GELU +
-LayerNorm is GPT-2. They divide attention by sqrt(d_head), ours by d_head: the other root goes into the queries. ALiBi with ReLU² (the
-paper's own) is nobody's: BLOOM and MPT have ALiBi but GELU, and Falcon scales ALiBi with the logits. Those are written with the
-decoder's own source beside the weights, for `trust_remote_code=True`. Weights are folded, so no multiplier is needed anywhere.
+Rotary + SwiGLU + RMSNorm is Llama, or Qwen3 with QK norms. Rotary + ReLU² + LayerNorm is Nemotron. Learned positions +
+GELU + LayerNorm is GPT-2. These divide attention logits by sqrt(d_head), ours by d_head, so the queries are scaled by
+the other sqrt(d_head). No architecture has ALiBi with ReLU², which the paper uses: BLOOM and MPT have ALiBi with GELU,
+and Falcon scales ALiBi with the logits. Such a model is written with its own source code next to the weights, for
+`trust_remote_code=True`. Weights are folded, so no multiplier is needed.
 """
 
 import inspect
@@ -11,7 +12,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,16 +25,19 @@ from completep.files import write_new
 from completep.model import gpt as decoder
 from completep.model.gpt import GPT
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as FastTokenizer
+
 Weights = dict[str, Tensor]
 EPS = 1e-5  # of every norm
-END = "<|end|>"  # of a text of bytes
+END = "<|end|>"  # the end token of the bytes tokenizer
 
 
 @dataclass(frozen=True)
 class Target:
-    """How one architecture of transformers spells our decoder."""
+    """An architecture of transformers, and how a decoder is converted to it."""
 
-    name: str  # its class
+    name: str  # of its class
     fits: Callable[[GPTConfig], bool]
     settings: Callable[[GPTConfig], dict[str, Any]]
     weights: Callable[[GPTConfig, Weights], Weights]
@@ -41,23 +45,17 @@ class Target:
 
 def common(c: GPTConfig) -> dict[str, Any]:
     return {
-        "hidden_size": c.width, "intermediate_size": c.feed_forward, "num_hidden_layers": c.depth, "num_attention_heads": c.heads,
-        "num_key_value_heads": c.heads, "head_dim": c.head_size, "vocab_size": c.vocabulary, "max_position_embeddings": c.context,
-        "tie_word_embeddings": c.tied,
+        "hidden_size": c.width, "intermediate_size": c.feed_forward, "num_hidden_layers": c.depth,
+        "num_attention_heads": c.heads, "num_key_value_heads": c.heads, "head_dim": c.head_size,
+        "vocab_size": c.vocabulary, "max_position_embeddings": c.context, "tie_word_embeddings": c.tied,
+        "attention_bias": c.bias, "mlp_bias": c.bias,
     }  # fmt: skip
 
 
 def llama_settings(c: GPTConfig) -> dict[str, Any]:
     rope = {"rope_type": "default", "rope_theta": 10000.0}
-    bias = {"attention_bias": c.bias, "mlp_bias": c.bias}
-    return {
-        **common(c),
-        **bias,
-        "model_type": "llama",
-        "hidden_act": "silu",
-        "rms_norm_eps": EPS,
-        "rope_parameters": rope,
-    }
+    own = {"model_type": "llama", "hidden_act": "silu", "rms_norm_eps": EPS, "rope_parameters": rope}
+    return {**common(c), **own}
 
 
 def qwen3_settings(c: GPTConfig) -> dict[str, Any]:
@@ -66,27 +64,20 @@ def qwen3_settings(c: GPTConfig) -> dict[str, Any]:
 
 def nemotron_settings(c: GPTConfig) -> dict[str, Any]:
     rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}
-    bias = {"attention_bias": c.bias, "mlp_bias": c.bias}
-    return {
-        **common(c),
-        **bias,
-        "model_type": "nemotron",
-        "hidden_act": "relu2",
-        "norm_eps": EPS,
-        "rope_parameters": rope,
-    }
+    own = {"model_type": "nemotron", "hidden_act": "relu2", "norm_eps": EPS, "rope_parameters": rope}
+    return {**common(c), **own}
 
 
 def gpt2_settings(c: GPTConfig) -> dict[str, Any]:
     return {
         "model_type": "gpt2", "n_embd": c.width, "n_inner": c.feed_forward, "n_layer": c.depth, "n_head": c.heads,
-        "vocab_size": c.vocabulary,
-        "n_positions": c.context, "activation_function": "gelu", "layer_norm_epsilon": EPS, "tie_word_embeddings": c.tied,
+        "vocab_size": c.vocabulary, "n_positions": c.context, "activation_function": "gelu",
+        "layer_norm_epsilon": EPS, "tie_word_embeddings": c.tied,
         "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
     }  # fmt: skip
 
 
-NAMES = {  # ours → Llama's and its kin's, inside a block
+NAMES = {  # in a block: our names → the names in Llama and similar architectures
     "attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm", "attention.out": "self_attn.o_proj",
     "mlp.up": "mlp.up_proj", "mlp.gate": "mlp.gate_proj", "mlp.down": "mlp.down_proj",
     "attention.q_norm": "self_attn.q_norm", "attention.k_norm": "self_attn.k_norm",
@@ -94,7 +85,7 @@ NAMES = {  # ours → Llama's and its kin's, inside a block
 
 
 def llama_weights(c: GPTConfig, ours: Weights) -> Weights:
-    root = c.head_size**-0.5  # of the two that make 1 / d_head
+    root = c.head_size**-0.5  # the architecture multiplies by another one, which gives 1 / d_head
     theirs: Weights = {
         "model.embed_tokens.weight": ours["embedding.weight"],
         "lm_head.weight": ours["unembedding.weight"],
@@ -107,11 +98,8 @@ def llama_weights(c: GPTConfig, ours: Weights) -> Weights:
             module, _, kind = rest.rpartition(".")
             if module == "attention.qkv":
                 q, k, v = value.chunk(3)
-                q = q if c.qk_norm else q * root
-                theirs |= {
-                    f"model.layers.{layer}.self_attn.{x}_proj.{kind}": part
-                    for x, part in (("q", q), ("k", k), ("v", v))
-                }
+                parts = {"q": q if c.qk_norm else q * root, "k": k, "v": v}
+                theirs |= {f"model.layers.{layer}.self_attn.{x}_proj.{kind}": part for x, part in parts.items()}
             else:
                 value = value * root if module == "attention.q_norm" else value
                 theirs[f"model.layers.{layer}.{NAMES[module]}.{kind}"] = value
@@ -119,7 +107,7 @@ def llama_weights(c: GPTConfig, ours: Weights) -> Weights:
 
 
 def nemotron_weights(c: GPTConfig, ours: Weights) -> Weights:
-    """Its norms are stored less one, and always have a bias."""
+    """Nemotron stores the weights of norms minus one, and its norms always have a bias."""
     theirs = llama_weights(c, ours)
     for name in [n for n in theirs if "norm.weight" in n or "layernorm.weight" in n]:
         theirs[name] = theirs[name] - 1
@@ -128,68 +116,70 @@ def nemotron_weights(c: GPTConfig, ours: Weights) -> Weights:
 
 
 def gpt2_weights(c: GPTConfig, ours: Weights) -> Weights:
-    """Its matrices are stored transposed, and everything has a bias."""
+    """GPT-2 stores matrices transposed, and every layer has a bias."""
     theirs: Weights = {
         "transformer.wte.weight": ours["embedding.weight"], "transformer.wpe.weight": ours["positions.weight"],
         "transformer.ln_f.weight": ours["final_norm.weight"], "lm_head.weight": ours["unembedding.weight"],
         "transformer.ln_f.bias": ours.get("final_norm.bias", torch.zeros(c.width)),
     }  # fmt: skip
-    places = {
+    names = {
         "attention_norm": "ln_1", "attention.qkv": "attn.c_attn", "attention.out": "attn.c_proj",
         "mlp_norm": "ln_2", "mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj",
     }  # fmt: skip
     for layer in range(c.depth):
-        for mine, its in places.items():
-            weight = ours[f"blocks.{layer}.{mine}.weight"]
-            bias = ours.get(f"blocks.{layer}.{mine}.bias", torch.zeros(weight.shape[0]))
-            if mine == "attention.qkv":
+        for our_name, their_name in names.items():
+            weight = ours[f"blocks.{layer}.{our_name}.weight"]
+            bias = ours.get(f"blocks.{layer}.{our_name}.bias", torch.zeros(weight.shape[0]))
+            if our_name == "attention.qkv":
                 factor = torch.ones(len(weight))
                 factor[: c.width] = c.head_size**-0.5
                 weight, bias = weight * factor[:, None], bias * factor
-            theirs[f"transformer.h.{layer}.{its}.weight"] = weight.T if weight.dim() == 2 else weight
-            theirs[f"transformer.h.{layer}.{its}.bias"] = bias
+            theirs[f"transformer.h.{layer}.{their_name}.weight"] = weight.T if weight.dim() == 2 else weight
+            theirs[f"transformer.h.{layer}.{their_name}.bias"] = bias
     return theirs
 
 
 def is_llama(c: GPTConfig) -> bool:
-    return (c.positions, c.activation, c.norm) == ("rotary", "swiglu", "rmsnorm")
+    return (c.positions, c.activation, c.norm, c.qk_norm) == ("rotary", "swiglu", "rmsnorm", False)
+
+
+def is_qwen3(c: GPTConfig) -> bool:
+    kind = (c.positions, c.activation, c.norm, c.qk_norm, c.bias)
+    return kind == ("rotary", "swiglu", "rmsnorm", True, False)
+
+
+def is_nemotron(c: GPTConfig) -> bool:
+    return (c.positions, c.activation, c.norm, c.qk_norm) == ("rotary", "relu2", "layernorm", False)
+
+
+def is_gpt2(c: GPTConfig) -> bool:
+    return (c.positions, c.activation, c.norm, c.qk_norm) == ("learned", "gelu", "layernorm", False)
 
 
 TARGETS = (
-    Target("LlamaForCausalLM", lambda c: is_llama(c) and not c.qk_norm, llama_settings, llama_weights),
-    Target("Qwen3ForCausalLM", lambda c: is_llama(c) and c.qk_norm and not c.bias, qwen3_settings, llama_weights),
-    Target(
-        "NemotronForCausalLM",
-        lambda c: (c.positions, c.activation, c.norm, c.qk_norm) == ("rotary", "relu2", "layernorm", False),
-        nemotron_settings,
-        nemotron_weights,
-    ),
-    Target(
-        "GPT2LMHeadModel",
-        lambda c: (c.positions, c.activation, c.norm, c.qk_norm) == ("learned", "gelu", "layernorm", False),
-        gpt2_settings,
-        gpt2_weights,
-    ),
+    Target("LlamaForCausalLM", is_llama, llama_settings, llama_weights),
+    Target("Qwen3ForCausalLM", is_qwen3, qwen3_settings, llama_weights),
+    Target("NemotronForCausalLM", is_nemotron, nemotron_settings, nemotron_weights),
+    Target("GPT2LMHeadModel", is_gpt2, gpt2_settings, gpt2_weights),
 )
 
 
 def export(model: GPT, tokenizer: Tokenizer, folder: Path) -> str:
-    """Write config.json, model.safetensors and the tokenizer; the name of the architecture."""
+    """Write config.json, model.safetensors and the tokenizer. Returns the name of the architecture."""
     from safetensors.torch import save
 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} is there already", fix="export to a new folder")
-    spoken = tokenizer_files(tokenizer)  # what may be missing is missed before anything is written
+        raise UserError(f"{folder} exists already", fix="export to a new folder")
+    texts = tokenizer_files(tokenizer)  # first, since it fails if a package is missing
     c = model.config
     ours = {name: p.detach().cpu().float() for name, p in model.state_dict().items()}
     target = next((t for t in TARGETS if t.fits(c)), None)
     ends = {"bos_token_id": tokenizer.end, "eos_token_id": tokenizer.end}
     if target is not None:
-        settings, weights = target.settings(c), target.weights(c, ours)
-        name = target.name
+        name, settings, weights = target.name, target.settings(c), target.weights(c, ours)
     else:
-        settings, weights = own_settings(c), {f"gpt.{n}": p for n, p in ours.items()}
-        name = "CompletePForCausalLM"
+        name, settings = "CompletePForCausalLM", own_settings(c)
+        weights = {f"gpt.{n}": p for n, p in ours.items()}
         write_new(folder / "modeling_completep.py", own_source())
     if c.tied:
         weights = {n: p for n, p in weights.items() if n not in ("lm_head.weight", "gpt.unembedding.weight")}
@@ -197,16 +187,14 @@ def export(model: GPT, tokenizer: Tokenizer, folder: Path) -> str:
     write_new(folder / "config.json", json.dumps(settings, indent=2) + "\n")
     write_new(folder / "model.safetensors", save({n: p.contiguous() for n, p in weights.items()}, {"format": "pt"}))
     write_new(folder / "generation_config.json", json.dumps(ends, indent=2) + "\n")
-    for file, text in spoken.items():
+    for file, text in texts.items():
         write_new(folder / file, text)
     return name
 
 
 def own_settings(c: GPTConfig) -> dict[str, Any]:
-    auto = {
-        "AutoConfig": "modeling_completep.CompletePConfig",
-        "AutoModelForCausalLM": "modeling_completep.CompletePForCausalLM",
-    }
+    classes = {"AutoConfig": "CompletePConfig", "AutoModelForCausalLM": "CompletePForCausalLM"}
+    auto = {kind: f"modeling_completep.{name}" for kind, name in classes.items()}
     return {"model_type": "completep", "auto_map": auto, "gpt": asdict(c), "tie_word_embeddings": c.tied}
 
 
@@ -241,15 +229,16 @@ class CompletePForCausalLM(PreTrainedModel, GenerationMixin):
         return self.gpt.unembedding
 
     def prepare_inputs_for_generation(self, input_ids, attention_mask=None, **kwargs):
-        return {"input_ids": input_ids, "attention_mask": attention_mask}  # no cache: all of it is read again
+        return {"input_ids": input_ids, "attention_mask": attention_mask}  # no cache: every step reads the whole text
 
     def forward(self, input_ids, attention_mask=None, labels=None, **kwargs):
         places = None
         if attention_mask is not None and not bool(attention_mask.all()):
-            there = attention_mask.bool()
-            position = (there.long().cumsum(-1) - 1).clamp(min=0)
+            present = attention_mask.bool()
+            position = (present.long().cumsum(-1) - 1).clamp(min=0)
             t = torch.arange(input_ids.shape[1], device=input_ids.device)
-            sees = (t[:, None] >= t[None, :])[None] & there[:, None, :] | torch.eye(len(t), dtype=torch.bool, device=t.device)
+            itself = torch.eye(len(t), dtype=torch.bool, device=t.device)
+            sees = (t[:, None] >= t[None, :])[None] & present[:, None, :] | itself
             places = Places(position, sees)
         x = self.gpt.final_norm(self.gpt.stream(input_ids, places))
         logits = self.gpt.unembedding(x * self.gpt.logit_multiplier)
@@ -260,26 +249,35 @@ class CompletePForCausalLM(PreTrainedModel, GenerationMixin):
 """
 
 
+IMPORTS = """
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput
+
+
+class UserError(ValueError):
+    def __init__(self, what, *, fix):
+        super().__init__(f"{what}; {fix}")
+
+
+"""
+
+
 def own_source() -> str:
-    """The decoder's own source with what transformers wants around it: one file that needs neither this package nor anything else."""
-    imports = (
-        "from dataclasses import dataclass\nfrom typing import Literal\n\nimport torch\nimport torch.nn.functional as F\n"
-        "from torch import Tensor, nn\nfrom transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel\n"
-        "from transformers.modeling_outputs import CausalLMOutput\n\n\n"
-        "class UserError(ValueError):\n    def __init__(self, what, *, fix):\n        super().__init__(f'{what}; {fix}')\n\n\n"
-    )
-    body = inspect.getsource(decoder)
-    body = body[
-        body.index("def norm(") : body.index("def gpt(")
-    ]  # after the imports, before the command line's factory
-    title = (
-        f'"""{(decoder.__doc__ or "").strip()}\n\nWritten by completep export; trained weights are folded in."""\n\n'
-    )
-    return title + imports + inspect.getsource(configuration.GPTConfig) + "\n\n" + body.rstrip() + "\n" + WRAPPER
+    """The decoder's source code and classes for transformers around it, in one file that does not need completep."""
+    source = inspect.getsource(decoder)
+    body = source[source.index("def norm(") : source.index("def gpt(")]  # without imports and the factory
+    title = f'"""{(decoder.__doc__ or "").strip()}\n\nWritten by completep export. The weights are folded."""\n'
+    return title + IMPORTS + inspect.getsource(configuration.GPTConfig) + "\n\n" + body.rstrip() + "\n" + WRAPPER
 
 
 def tokenizer_files(tokenizer: Tokenizer) -> dict[str, str]:
-    """tokenizer.json and what transformers reads beside it. Bytes are a byte-level vocabulary without merges."""
+    """tokenizer.json and tokenizer_config.json. The bytes tokenizer is a byte-level vocabulary without merges."""
     try:
         import tokenizers
     except ImportError as error:
@@ -290,27 +288,23 @@ def tokenizer_files(tokenizer: Tokenizer) -> dict[str, str]:
         made = gpt2_tokenizer()
     else:
         made = tokenizers.Tokenizer.from_file(tokenizer.name)
-    # As in training: texts as they are, with nothing put around them, cut off or filled up.
+    # As in training: no tokens around a text, no truncation and no padding.
     made.post_processor = tokenizers.processors.Sequence([])
     made.no_truncation()
     made.no_padding()
     end = END if tokenizer.name == "bytes" else made.id_to_token(tokenizer.end)
-    words = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": end,
-        "bos_token": end,
-        "clean_up_tokenization_spaces": False,
-    }
-    return {"tokenizer.json": made.to_str(), "tokenizer_config.json": json.dumps(words, indent=2) + "\n"}
+    ends = {"eos_token": end, "bos_token": end}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **ends, "clean_up_tokenization_spaces": False}
+    return {"tokenizer.json": made.to_str(), "tokenizer_config.json": json.dumps(settings, indent=2) + "\n"}
 
 
-def bytes_tokenizer() -> Any:
+def bytes_tokenizer() -> "FastTokenizer":
     from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
-    from tokenizers import Tokenizer as Fast
+    from tokenizers import Tokenizer as FastTokenizer
 
-    # Texts end with byte 0, which such vocabularies spell Ā; as the name of the end it would be found in every text with this letter.
+    # Documents end with byte 0. Such vocabularies write it as Ā, but a special token Ā would match that letter in text.
     spelled = spelled_bytes() | {0: END}
-    made = Fast(models.BPE(vocab={c: b for b, c in spelled.items()}, merges=[]))
+    made = FastTokenizer(models.BPE(vocab={c: b for b, c in spelled.items()}, merges=[]))
     made.normalizer = normalizers.Replace("\0", END)
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.decoder = decoders.ByteLevel()
@@ -318,14 +312,14 @@ def bytes_tokenizer() -> Any:
     return made
 
 
-def gpt2_tokenizer() -> Any:
-    from tokenizers import Tokenizer as Fast
+def gpt2_tokenizer() -> "FastTokenizer":
+    from tokenizers import Tokenizer as FastTokenizer
     from tokenizers import decoders, models, pre_tokenizers
 
-    found = gpt2_files()
-    lines = (line.partition(" ") for line in found["vocab.bpe"].decode().split("\n")[1:] if line)
+    files = gpt2_files()
+    lines = (line.partition(" ") for line in files["vocab.bpe"].decode().split("\n")[1:] if line)
     pairs = [(left, right) for left, _, right in lines]
-    made = Fast(models.BPE(vocab=json.loads(found["encoder.json"]), merges=pairs))
+    made = FastTokenizer(models.BPE(vocab=json.loads(files["encoder.json"]), merges=pairs))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens(["<|endoftext|>"])

@@ -1,6 +1,6 @@
-"""What a run writes down, shown elsewhere too: TensorBoard, Weights & Biases, trackio. metrics.jsonl stays the truth.
+"""Metrics of a run in TensorBoard, Weights & Biases or trackio, in addition to metrics.jsonl.
 
-A tracker that fails is let go with a word; training goes on.
+If a tracker fails during training, a message says so and training continues without it.
 """
 
 import json
@@ -23,7 +23,7 @@ class Tracker(Protocol):
 
 
 class TensorBoard:
-    """Event files in the run's own folder: `tensorboard --logdir RUNS`."""
+    """Event files in the run's folder. View them with `tensorboard --logdir RUNS`."""
 
     def __init__(self, run: Run, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -40,7 +40,7 @@ class TensorBoard:
 
 
 class WandB:
-    """Under the run's hash, so that a resumed run goes on in the same place; WANDB_MODE=offline keeps it here."""
+    """Logs under the hash of the run, so a resumed run continues there. WANDB_MODE=offline keeps the data local."""
 
     def __init__(self, run: Run, folder: Path) -> None:
         import wandb
@@ -58,7 +58,7 @@ class WandB:
 
 
 class Trackio:
-    """Hugging Face's local dashboard: `trackio show`."""
+    """The local dashboard of Hugging Face. View it with `trackio show`."""
 
     def __init__(self, run: Run, folder: Path) -> None:
         import trackio
@@ -74,33 +74,32 @@ class Trackio:
         self.run.finish()
 
 
-TRACKERS: dict[Kind, type[Any]] = {"tensorboard": TensorBoard, "wandb": WandB, "trackio": Trackio}
+TRACKERS: dict[Kind, Callable[[Run, Path], Tracker]] = {"tensorboard": TensorBoard, "wandb": WandB, "trackio": Trackio}
 
 
 def open_tracker(kind: Kind, run: Run, folder: Path) -> Tracker:
     try:
-        made: Tracker = TRACKERS[kind](run, folder)
+        return TRACKERS[kind](run, folder)
     except ImportError as error:
-        raise UserError(
-            f"{kind} is not installed", fix=f"pip install {kind}, or 'completep[track]' for all trackers"
-        ) from error
-    except Exception as error:  # whatever a service says: no key, no network, no such project
-        raise UserError(
-            f"{kind} cannot start: {error}", fix="wandb login, or WANDB_MODE=offline; or leave out --track"
-        ) from error
-    return made
+        fix = f"pip install {kind}, or pip install 'completep[track]' for all trackers"
+        raise UserError(f"{kind} is not installed", fix=fix) from error
+    except Exception as error:  # services fail in many ways: no key, no network, no such project
+        fix = "train without a tracker"
+        if kind == "wandb":
+            fix = f"log in with `wandb login`, or set WANDB_MODE=offline, or {fix}"
+        raise UserError(f"{kind} cannot start: {error}", fix=fix) from error
 
 
 def close(tracker: Tracker, tell: Callable[[str], None]) -> None:
-    """The run is done and written by then, whatever happens here."""
+    """Close a tracker. An error is only reported, since the run is complete by now."""
     try:
         tracker.close()
     except Exception as error:
-        tell(f"the tracker failed at its end: {type(error).__name__}: {error}; metrics.jsonl has it all")
+        tell(f"the tracker failed to close: {type(error).__name__}: {error}; metrics.jsonl is complete")
 
 
 def following(tracker: Tracker, tell: Callable[[str], None]) -> Callable[[Record], None]:
-    """Pass records on for as long as the tracker takes them."""
+    """A function that logs records, until the tracker fails for the first time."""
     alive = True
 
     def follow(record: Record) -> None:
@@ -111,14 +110,15 @@ def following(tracker: Tracker, tell: Callable[[str], None]) -> Callable[[Record
             tracker.log(values_of(record), record.step)
         except Exception as error:
             alive = False
-            tell(f"the tracker failed and is let go: {type(error).__name__}: {error}; metrics.jsonl goes on")
+            tell(f"the tracker failed: {type(error).__name__}: {error}; training continues without it")
 
     return follow
 
 
 def values_of(record: Record) -> dict[str, float]:
+    """The values to log, by name. Values that are None are left out."""
     if record.kind == "eval":
         return {"validation/loss": record.loss}
-    known = {"loss": record.loss, "lr": record.lr, "grad_norm": record.grad_norm, "mfu": record.mfu}
-    known["tokens_per_second"] = record.tokens_per_second
-    return {f"train/{name}": value for name, value in known.items() if value is not None}
+    values = {"loss": record.loss, "lr": record.lr, "grad_norm": record.grad_norm, "mfu": record.mfu}
+    values["tokens_per_second"] = record.tokens_per_second
+    return {f"train/{name}": value for name, value in values.items() if value is not None}

@@ -1,6 +1,6 @@
-"""The paper's decoder: pre-norm, untied, ALiBi, ReLU², LayerNorm with biases, attention divided by a fixed d_head.
+"""The paper's decoder: pre-norm, untied, ALiBi, ReLU², LayerNorm with biases, attention logits divided by d_head.
 
-It knows multipliers, not exponents: `set_multipliers` takes two numbers, the rules say which.
+The model applies two multipliers. The rules compute them and set them with `set_multipliers`.
 
 Shapes: B batch, T time, N width, H heads, D head size, F feed-forward width, V vocabulary.
 """
@@ -22,7 +22,7 @@ def norm(config: GPTConfig, size: int) -> nn.Module:
 
 
 def alibi_slopes(heads: int) -> Tensor:
-    """Press et al. 2021: a geometric sequence; for head counts that are no power of two, as in their reference code."""
+    """Press et al. 2021: a geometric sequence. Other head counts than powers of two follow their reference code."""
 
     def powers(n: int) -> list[float]:
         return [2 ** (-8 * (i + 1) / n) for i in range(n)]
@@ -32,7 +32,10 @@ def alibi_slopes(heads: int) -> Tensor:
 
 
 def alibi_mask(heads: int, distance_BTT: Tensor, dtype: torch.dtype) -> Tensor:
-    """A penalty linear in distance; what lies ahead (a negative distance) is hidden. 4-D: a 3-D mask misses the fast CPU kernel."""
+    """A penalty that is linear in the distance; later tokens, at a negative distance, are masked.
+
+    The mask is 4-D because the fast CPU kernel of attention does not take a 3-D mask.
+    """
     slopes_H11 = alibi_slopes(heads).to(distance_BTT.device, dtype)[:, None, None]
     seen_BTT = distance_BTT.to(dtype).masked_fill(distance_BTT < 0, float("inf"))
     return -slopes_H11 * seen_BTT[:, None]
@@ -40,32 +43,32 @@ def alibi_mask(heads: int, distance_BTT: Tensor, dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True)
 class Places:
-    """Where tokens stand when they do not simply follow one another: several endings of one beginning, for instance."""
+    """Positions and visibility of tokens that are not one plain sequence: several endings of one beginning, say."""
 
     position_BT: Tensor
-    sees_BQT: Tensor  # which token each of the last Q may look at; those before them do follow one another
+    sees_BQT: Tensor  # which tokens the last Q tokens attend to; the tokens before them are a plain sequence
 
     def distance(self) -> Tensor:
-        """How far back the last Q tokens look at each other token; -1 where they may not."""
+        """Distance from each of the last Q tokens back to every token; -1 where it does not attend to it."""
         own_BQ = self.position_BT[:, self.position_BT.shape[1] - self.sees_BQT.shape[1] :]
         return (own_BQ[:, :, None] - self.position_BT[:, None, :]).masked_fill(~self.sees_BQT, -1)
 
 
-Mask = Tensor | None  # what attention adds to its logits; None is plain causal attention, which kernels know
+Mask = Tensor | None  # added to the attention logits; None means causal attention, which the kernels implement
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask | tuple[Mask, Tensor], scale: float) -> Tensor:
-    """With two masks, the second is that of the last tokens; the first tokens need not look at them at all."""
+    """Scaled dot-product attention. Of two masks, the second is for the last tokens, which the first ones never see."""
     if isinstance(mask, tuple):
         first, last = mask
-        here = q.shape[2] - last.shape[2]
-        y = attend(q[:, :, :here], k[:, :, :here], v[:, :, :here], first, scale)
-        return torch.cat((y, attend(q[:, :, here:], k, v, last, scale)), dim=2)
+        cut = q.shape[2] - last.shape[2]
+        y = attend(q[:, :, :cut], k[:, :, :cut], v[:, :, :cut], first, scale)
+        return torch.cat((y, attend(q[:, :, cut:], k, v, last, scale)), dim=2)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale)
 
 
 def rotate(x_BHTD: Tensor, position_BT: Tensor) -> Tensor:
-    """Rotary positions (Su et al. 2021), halves rotated against each other."""
+    """Rotary positions (Su et al. 2021). The two halves of a head form the rotated pairs."""
     size = x_BHTD.shape[-1]
     frequency = 10000 ** (-torch.arange(0, size, 2, device=x_BHTD.device, dtype=torch.float32) / size)
     angle = position_BT.float()[:, None, :, None] * frequency
@@ -78,7 +81,7 @@ class Attention(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.head_size, self.rotary = config.head_size, config.positions == "rotary"
-        # Divided by d_head, not its root, in every parameterization: trained q and k align (paper, Methodology).
+        # 1/d_head, not 1/sqrt(d_head), in every parameterization: trained queries and keys align (paper, Methodology).
         self.scale = 1.0 / config.head_size
         self.qkv = nn.Linear(config.width, 3 * config.width, bias=config.bias)
         self.out = nn.Linear(config.width, config.width, bias=config.bias)
@@ -102,11 +105,10 @@ class MLP(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.activation = config.activation
-        self.up = nn.Linear(config.width, config.feed_forward, bias=config.bias)
-        self.gate = (
-            nn.Linear(config.width, config.feed_forward, bias=config.bias) if config.activation == "swiglu" else None
-        )
-        self.down = nn.Linear(config.feed_forward, config.width, bias=config.bias)
+        width, inner, bias = config.width, config.feed_forward, config.bias
+        self.up = nn.Linear(width, inner, bias=bias)
+        self.gate = nn.Linear(width, inner, bias=bias) if config.activation == "swiglu" else None
+        self.down = nn.Linear(inner, width, bias=bias)
 
     def forward(self, x_BTN: Tensor) -> Tensor:
         h_BTF = self.up(x_BTN)
@@ -133,10 +135,10 @@ class Block(nn.Module):
 
 
 def cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """In chunks where that pays: with a vocabulary larger than the width, and tokens enough to fill the chunks."""
+    """Mean cross-entropy. In chunks where that pays: for a vocabulary larger than the width, and enough tokens."""
     vocabulary, width = weight.shape
     chunked = vocabulary > 4 * width and len(x) >= width and torch.is_grad_enabled()
-    # The default chunking is three times as slow on a CPU; 256 tokens at a time are as fast as any.
+    # On a CPU the default chunking is three times slower; no other size is faster than 256 tokens.
     options = nn.LinearCrossEntropyOptions(batch_chunk_size=256, acc_policy="compact") if chunked else None
     return F.linear_cross_entropy(x, weight, targets, options=options)
 
@@ -175,7 +177,7 @@ class GPT(nn.Module):
             if longest > self.config.context:
                 raise UserError(
                     f"a sequence of {longest} tokens is longer than the {self.config.context} learned positions",
-                    fix="shorten it, raise context, or use alibi",
+                    fix="use a shorter sequence, a larger context, or positions='alibi'",
                 )
             x_BTN = x_BTN + self.positions(position_BT)
         mask = self.mask(position_BT, places, x_BTN.dtype)
@@ -196,7 +198,7 @@ class GPT(nn.Module):
         return alibi_mask(self.config.heads, distance_BTT, dtype) if self.config.positions == "alibi" else None
 
     def forward(self, tokens_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:
-        """Logits; with targets, their mean cross-entropy instead, without ever holding all logits at once."""
+        """Logits. With targets, their mean cross-entropy instead, which never holds all logits at once."""
         x_BTN: Tensor = self.final_norm(self.stream(tokens_BT))
         if self.logit_multiplier != 1.0:
             x_BTN = x_BTN * self.logit_multiplier
@@ -207,7 +209,7 @@ class GPT(nn.Module):
 
 
 def gpt(width: int = 256, depth: int = 2, vocabulary: int = 50257, **options: object) -> GPT:
-    """The reference decoder by its sizes: `gpt(width=1024, depth=24)`."""
+    """The reference decoder from its sizes: `gpt(width=1024, depth=24)`."""
     known = set(GPTConfig.__dataclass_fields__)
     unknown = sorted(set(options) - known)
     if unknown:

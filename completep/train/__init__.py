@@ -1,0 +1,15 @@
+"""Training the reference decoder: a Run in, a folder out with metrics, checkpoints, plain weights and a result.
+
+`train` in loop.py is the entry point. It reads batches from completep.data, builds the model under completep.rules,
+and uses the other files here. The same call resumes an interrupted run, bit for bit.
+
+In reading order:
+
+    loop.py          train(run, folder): the linear training loop
+    schedule.py      step → learning-rate factor
+    records.py       metrics.jsonl and the result, as typed records
+    checkpoint.py    checkpoints: written completely or not at all, verified before use
+    distributed.py   ranks, DDP and FSDP2
+    speed.py         allocator settings, compilation, peak FLOP/s
+    export.py        trained weights, folded into one safetensors file
+"""

@@ -1,7 +1,7 @@
-"""Checkpoints: torch.distributed.checkpoint folders, written beside and renamed, hashed, and checked before use.
+"""Checkpoints: torch.distributed.checkpoint folders with hashes, which are checked before use.
 
-A folder `step-00001000` is complete or not there. Tensors are stored by parameter name, so any number of ranks, sharded any
-way, reads what any other wrote.
+A folder `step-00001000` is complete if it exists. Tensors are stored by parameter name, so a checkpoint can be read
+with another number of ranks and another sharding.
 """
 
 import hashlib
@@ -22,36 +22,34 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from completep.anatomy.names import named_parameters
 from completep.errors import UserError
-from completep.rules.scaling import named_parameters
 
 MANIFEST = "completep.json"
 NAME = re.compile(r"step-(\d{8})$")
 
 
 def tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """All that training changes, by name. AdamW's state is made first if there was no step yet."""
+    """Everything that training changes, by name. Before the first step, AdamW's state is created as zeros."""
     state: dict[str, Tensor] = {}
     for name, p in named_parameters(model):
-        held = optimizer.state[p]
-        if not held:
-            held["step"] = torch.tensor(0.0)
-            held["exp_avg"], held["exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
-        state |= {
-            f"model.{name}": p.detach(),
-            f"exp_avg.{name}": held["exp_avg"],
-            f"exp_avg_sq.{name}": held["exp_avg_sq"],
-        }
+        adam = optimizer.state[p]
+        if not adam:
+            adam["step"] = torch.tensor(0.0)
+            adam["exp_avg"], adam["exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
+        state[f"model.{name}"] = p.detach()
+        state |= {f"{moment}.{name}": adam[moment] for moment in ("exp_avg", "exp_avg_sq")}
     return state
 
 
 class Checkpoints:
-    """The checkpoints of one run, newest last."""
+    """The checkpoints of one run."""
 
     def __init__(self, folder: Path, keep: int, tell: Callable[[str], None]) -> None:
         self.folder, self.keep, self.tell = folder, keep, tell
 
     def all(self) -> list[Path]:
+        """The folders, newest last."""
         if not self.folder.is_dir():
             return []
         return sorted(p for p in self.folder.iterdir() if NAME.search(p.name))
@@ -66,7 +64,7 @@ class Checkpoints:
                 shutil.rmtree(part, ignore_errors=True)
                 part.mkdir(parents=True)
             barrier()
-            with alone_is_fine():
+            with no_single_process_warning():
                 save(tensors(model, optimizer), checkpoint_id=part, no_dist=not dist.is_initialized())
             barrier()
             if rank() == 0:
@@ -80,13 +78,11 @@ class Checkpoints:
     def _unwritable(self, error: BaseException) -> UserError:
         last = self.all()[-1:]
         kept = f"the last good checkpoint is {last[0]}" if last else "there is no checkpoint yet"
-        return UserError(
-            f"cannot write a checkpoint to {self.folder}: {error}; {kept}",
-            fix="free some space, then run the same command again",
-        )
+        what = f"cannot write a checkpoint to {self.folder}: {error}; {kept}"
+        return UserError(what, fix="free some space, then run the same command again")
 
     def _seal(self, part: Path, final: Path, meta: dict[str, Any]) -> None:
-        """Hashes last, then the rename that makes it a checkpoint; old ones go only after that."""
+        """Write the hashes, then rename the folder, which makes it a checkpoint, and only then delete old ones."""
         files = {str(f.relative_to(part)): sha256(f) for f in sorted(part.rglob("*")) if f.is_file()}
         (part / MANIFEST).write_text(json.dumps({**meta, "files": files}))
         sync(part)
@@ -96,32 +92,33 @@ class Checkpoints:
             shutil.rmtree(old)
 
     def load(self, model: nn.Module, optimizer: torch.optim.Optimizer, check: Callable[[dict[str, Any]], None]) -> int:
-        """Put the newest sound checkpoint into model and optimizer; the step it was taken at, 0 if there is none."""
+        """Load the newest undamaged checkpoint into model and optimizer. Returns its step, 0 if there is none."""
         for folder in reversed(self.all()):
-            meta = self._sound(folder)
+            meta = self._verified(folder)
             if meta is None:
                 self.tell(f"checkpoint {folder.name} is damaged; trying the one before it")
                 continue
             check(meta)
-            with alone_is_fine():
+            with no_single_process_warning():
                 load(tensors(model, optimizer), checkpoint_id=folder, no_dist=not dist.is_initialized())
             for _, p in named_parameters(model):
                 optimizer.state[p]["step"] = torch.tensor(float(meta["step"]))
             return int(meta["step"])
         return 0
 
-    def _sound(self, folder: Path) -> dict[str, Any] | None:
+    def _verified(self, folder: Path) -> dict[str, Any] | None:
+        """The metadata of a checkpoint, or None if it is damaged."""
         try:
             meta: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
-            whole = all(sha256(folder / name) == digest for name, digest in meta["files"].items())
+            undamaged = all(sha256(folder / name) == digest for name, digest in meta["files"].items())
         except (OSError, ValueError, KeyError):
             return None
-        return meta if whole else None
+        return meta if undamaged else None
 
 
 @contextmanager
-def alone_is_fine() -> Iterator[None]:
-    """torch warns that a single process saves as a single process."""
+def no_single_process_warning() -> Iterator[None]:
+    """Suppress the warning of torch that a single process saves without torch.distributed."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         yield
@@ -133,13 +130,13 @@ def sha256(path: Path) -> str:
 
 
 def sync(folder: Path) -> None:
-    """Make what is in a folder survive a power cut."""
+    """Flush a folder and its files to the disk, so that they survive a power cut."""
     for path in [*folder.iterdir(), folder]:
-        handle = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY)
         try:
-            os.fsync(handle)
+            os.fsync(descriptor)
         finally:
-            os.close(handle)
+            os.close(descriptor)
 
 
 def rank() -> int:

@@ -1,4 +1,4 @@
-"""More than one process: torchrun's environment, and DDP or FSDP2 around the model."""
+"""Several processes: the environment that torchrun sets, and DDP or FSDP2 around the model."""
 
 import os
 from contextlib import AbstractContextManager, nullcontext
@@ -28,10 +28,9 @@ class World:
 
 
 def join(parallel: Parallel) -> World:
-    """This process's place among its like, as torchrun's environment says."""
-    size, rank, local = (
-        int(os.environ.get(k, d)) for k, d in (("WORLD_SIZE", "1"), ("RANK", "0"), ("LOCAL_RANK", "0"))
-    )
+    """This process's rank, from the environment variables of torchrun, and its device."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    rank, local = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK"))
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", local) if cuda else torch.device("cpu")
     if cuda:
@@ -39,8 +38,8 @@ def join(parallel: Parallel) -> World:
     if size > 1 or parallel != "none":
         if "RANK" not in os.environ:
             raise UserError(
-                f"--parallel {parallel} in a single process",
-                fix="start it with: torchrun --nproc-per-node 2 -m completep train …",
+                f"parallel={parallel!r} in a single process",
+                fix="start it with torchrun: torchrun --nproc-per-node 2 -m completep train …",
             )
         if not dist.is_initialized():
             dist.init_process_group("nccl" if cuda else "gloo")
@@ -48,9 +47,9 @@ def join(parallel: Parallel) -> World:
 
 
 def shard(model: nn.Module, world: World, replicas: int) -> None:
-    """FSDP2 block by block; with replicas, sharded within each and copied over them (HSDP)."""
-    if world.size % replicas:
-        raise UserError(f"--replicas {replicas} does not divide {world.size} ranks", fix="use a divisor")
+    """FSDP2, one unit per block. With several replicas, each is sharded and they hold copies (HSDP)."""
+    if replicas < 1 or world.size % replicas:
+        raise UserError(f"replicas={replicas} does not divide {world.size} ranks", fix=f"use a divisor of {world.size}")
     kind = world.device.type
     if replicas > 1:
         mesh = init_device_mesh(kind, (replicas, world.size // replicas), mesh_dim_names=("replicate", "shard"))
@@ -62,7 +61,7 @@ def shard(model: nn.Module, world: World, replicas: int) -> None:
 
 
 def syncing(model: nn.Module, last: bool) -> AbstractContextManager[None]:
-    """Gradients travel only with the last micro-batch of a step."""
+    """Synchronise gradients only with the last micro-batch of a step."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(last)
     elif isinstance(model, nn.parallel.DistributedDataParallel) and not last:
@@ -71,6 +70,7 @@ def syncing(model: nn.Module, last: bool) -> AbstractContextManager[None]:
 
 
 def mean(value: Tensor, world: World) -> float:
+    """The mean over all ranks."""
     if world.size > 1:
         dist.all_reduce(value)
         value = value / world.size
@@ -78,7 +78,7 @@ def mean(value: Tensor, world: World) -> float:
 
 
 def agree(flag: bool, world: World) -> bool:
-    """True everywhere if true anywhere."""
+    """True on every rank if it is true on any rank."""
     if world.size == 1:
         return flag
     vote = torch.tensor(float(flag), device=world.device)
@@ -87,5 +87,6 @@ def agree(flag: bool, world: World) -> bool:
 
 
 def leave() -> None:
+    """End the process group, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Plain weights: folded, in one safetensors file, with the config that builds their class."""
+"""Trained weights, folded, in one safetensors file, with the config that builds the model."""
 
 import json
 from dataclasses import asdict
@@ -8,18 +8,19 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from completep.anatomy.names import named_parameters
 from completep.config import GPTConfig
-from completep.errors import UserError
+from completep.errors import UserError, some
 from completep.files import read_text, write_new
 from completep.model.gpt import GPT
-from completep.rules.scaling import Scaling, named_parameters
+from completep.rules.scaling import Scaling
 from completep.train.distributed import World
 
 WEIGHTS, CONFIG = "model.safetensors", "model.json"
 
 
 def export(folder: Path, model: nn.Module, scaling: Scaling, config: GPTConfig, world: World) -> None:
-    """Fold the model, for good, and write it. Every rank takes part; the first one writes."""
+    """Fold the model in place and write its weights. Every rank must call this; rank 0 writes."""
     from safetensors.torch import save
 
     scaling.fold()
@@ -29,7 +30,7 @@ def export(folder: Path, model: nn.Module, scaling: Scaling, config: GPTConfig, 
         if world.first:
             plain[name] = whole.detach().cpu().contiguous()
     if world.first:
-        # Each on its own: a kill or a full disk may have come between them.
+        # Checked one by one: a kill or a full disk may have prevented only the second.
         if not (folder / WEIGHTS).exists():
             write_new(folder / WEIGHTS, save(plain, metadata={"format": "pt", "completep": "folded"}))
         if not (folder / CONFIG).exists():
@@ -37,16 +38,16 @@ def export(folder: Path, model: nn.Module, scaling: Scaling, config: GPTConfig, 
 
 
 def load_exported(folder: Path) -> GPT:
-    """The trained model as an ordinary one: no multipliers, no rules."""
+    """The trained model with ordinary weights: no multipliers, no rules."""
     from safetensors.torch import load_file
 
     if not (folder / WEIGHTS).exists():
-        raise UserError(f"{folder} has no {WEIGHTS}", fix="train the run to its end first")
+        raise UserError(f"{folder} has no {WEIGHTS}", fix="name the folder of a run that is done")
     model = GPT(GPTConfig(**json.loads(read_text(folder / CONFIG))))
     weights = load_file(folder / WEIGHTS)
-    found = model.load_state_dict(weights, strict=False)
-    missing = set(found.missing_keys) - ({"unembedding.weight"} if model.config.tied else set())
-    if missing or found.unexpected_keys:
-        wrong = ", ".join(sorted([*missing, *found.unexpected_keys])[:3])
-        raise UserError(f"{folder / WEIGHTS} is not of the model in {CONFIG}: {wrong}", fix="train the run again")
+    keys = model.load_state_dict(weights, strict=False)
+    missing = set(keys.missing_keys) - ({"unembedding.weight"} if model.config.tied else set())
+    if missing or keys.unexpected_keys:
+        wrong = some(sorted([*missing, *keys.unexpected_keys]), 3)
+        raise UserError(f"{folder / WEIGHTS} does not fit the model in {CONFIG}: {wrong}", fix="train the run again")
     return model.to(torch.float32)

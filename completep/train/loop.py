@@ -1,7 +1,7 @@
-"""train(run): one linear training loop, from a config to a folder with metrics, checkpoints, plain weights and a result.
+"""train(run, folder): one linear training loop, from a config to metrics, checkpoints, plain weights and a result.
 
-A run is a folder: run.json (fully resolved), metrics.jsonl, checkpoints/, model.safetensors, result.json. Starting it again goes
-on where it stopped; under another config it is refused.
+A run is a folder: run.json (fully resolved), metrics.jsonl, checkpoints/, model.safetensors, result.json. The same call
+resumes an interrupted run. A folder that contains another run is refused.
 """
 
 import json
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal
 
 import torch
@@ -32,27 +33,27 @@ from completep.train import speed
 from completep.train.checkpoint import Checkpoints, barrier
 from completep.train.distributed import Parallel, World, agree, join, mean, shard, syncing
 from completep.train.export import export
-from completep.train.records import EvalRecord, Metrics, Record, Result, StepRecord
+from completep.train.records import EvalRecord, Metrics, Record, Result, Status, StepRecord
 from completep.train.schedule import lr_factor
 
 
 @dataclass(frozen=True)
 class How:
-    """How a run is carried out: nothing here changes its result beyond rounding."""
+    """How a run is executed. Nothing here changes its result beyond rounding."""
 
-    micro_batch: int | None = None  # sequences per rank and pass; None is all of them
+    micro_batch: int | None = None  # sequences per rank and forward pass; None means all of the rank's share
     parallel: Parallel = "none"
     replicas: int = 1
     precision: Literal["auto", "float32", "bf16"] = "auto"
     compile: bool = False
-    peak: float | None = None  # FLOP/s of the device; None measures it
+    peak: float | Literal["measure"] | None = "measure"  # FLOP/s of the device; None records no utilisation
     checkpoint_every: int = 1000
     keep: int = 2
     log_every: int = 10
 
 
-def quiet(_: Any) -> None:
-    pass
+def quiet(_: object) -> None:
+    """Ignore a record or a message."""
 
 
 def train(
@@ -63,7 +64,7 @@ def train(
     on_record: Callable[[Record], None] = quiet,
     tell: Callable[[str], None] = quiet,
 ) -> Result:
-    """Train, or go on training, and return the result."""
+    """Train a run, or resume it, and return its result."""
     speed.tune_process()
     world = join(how.parallel)
     corpus = open_corpus(run.data)
@@ -82,7 +83,7 @@ def train(
     h = run.hyperparameters
     groups = scaling.param_groups(h.lr, weight_decay=h.weight_decay, eps=h.eps)
     optimizer = torch.optim.AdamW(groups, betas=(h.beta1, h.beta2), fused=True)
-    rates = [group["lr"] for group in optimizer.param_groups]
+    base_lrs = [group["lr"] for group in optimizer.param_groups]
     checkpoints = Checkpoints(folder / "checkpoints", how.keep, tell)
     meta = {"run": json.loads(to_json(run)), "scaling": scaling.state_dict()}
     start = checkpoints.load(model, optimizer, lambda saved: scaling.load_state_dict(saved["scaling"]))
@@ -93,33 +94,33 @@ def train(
         tell(f"resumed at step {start}")
     accumulate = micro_batches(run, how, world)
     per_token = sum(cost.total for cost in flops.flops_per_token(run.model, run.sequence).values())
-    peak = how.peak if how.peak is not None else speed.measure_peak(world.device)
+    peak = speed.measure_peak(world.device) if how.peak == "measure" else how.peak
     autocast = autocasting(how, world)
 
-    def note(record: Record) -> None:
+    def log(record: Record) -> None:
         if world.first:
             metrics.append(record)
             on_record(record)
 
     def evaluate(step: int) -> float:
         loss = evaluation_loss(wrapped, validation, world, autocast)
-        note(EvalRecord(step, loss))
+        log(EvalRecord(step, loss))
         return loss
 
-    status: Literal["done", "diverged", "stopped"] = "done"
-    # Of a run that was cut off between its last step and its result, what was written down is all there is.
+    status: Status = "done"
+    # If the run was interrupted after its last step, before its result was written, the metrics have the last loss.
     last_loss = metrics.last_loss()
     validation_loss: float | None = None
     began = clock = time.perf_counter()
     step = logged = start
-    with signals() as stop:
+    with stop_signals() as stop:
         while step < run.schedule.steps:
-            if agree(stop.asked, world):
+            if agree(stop.requested, world):
                 status = "stopped"
                 break
             factor = lr_factor(step, run.schedule)
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate * factor
+            for group, lr in zip(optimizer.param_groups, base_lrs, strict=True):
+                group["lr"] = lr * factor
             batch = torch.from_numpy(sampler.batch_at(step, world.rank, world.size)).to(world.device)
             total = torch.zeros((), device=world.device)
             for i, part in enumerate(batch.chunk(accumulate)):
@@ -137,10 +138,9 @@ def train(
             step, last_loss = step + 1, current
             if step % how.log_every == 0 or step == run.schedule.steps:
                 now = time.perf_counter()
-                speed_now = (step - logged) * run.batch * run.sequence / (now - clock)
-                note(
-                    StepRecord(step, current, h.lr * factor, norm, speed_now, speed_now * per_token / peak / world.size)
-                )
+                rate = (step - logged) * run.batch * run.sequence / (now - clock)
+                mfu = None if peak is None else rate * per_token / peak / world.size
+                log(StepRecord(step, current, h.lr * factor, norm, rate, mfu))
                 clock, logged = now, step
             if how.checkpoint_every and step % how.checkpoint_every == 0 and step < run.schedule.steps:
                 checkpoints.save(step, model, optimizer, meta)
@@ -162,29 +162,30 @@ def train(
 
 
 def open_corpus(data: Data) -> Corpus:
+    """The corpus of a run; an error if its content has changed since."""
     corpus = builtin_corpus(data.tokenizer) if data.source == "python" else load_corpus(Path(data.source))
     if data.sha256 is not None and data.sha256 != corpus.sha256:
         raise UserError(
-            f"the data of {data.source!r} has changed: sha256 {corpus.sha256[:12]}…, the run was made with {data.sha256[:12]}…",
-            fix="bring the old data back, or plan a new run",
+            f"the data of {data.source!r} has changed: sha256 {corpus.sha256[:12]}…, in the run {data.sha256[:12]}…",
+            fix="restore the old data, or plan a new run",
         )
     return corpus
 
 
 def read_data(run: Run, corpus: Corpus) -> tuple[Sampler, list[Tensor]]:
-    """The sampler and the validation set, checked against the model before the first step."""
+    """The sampler and the validation batches. The data is checked against the model before the first step."""
     if corpus.vocabulary > run.model.vocabulary:
         raise UserError(
-            f"the data has token ids up to {corpus.vocabulary - 1}, past the model's vocabulary of {run.model.vocabulary}",
-            fix=f"use a model with vocabulary {corpus.vocabulary}",
+            f"the data has ids up to {corpus.vocabulary - 1}, past the model's vocabulary of {run.model.vocabulary}",
+            fix=f"use a model with vocabulary={corpus.vocabulary}",
         )
     sampler = Sampler(corpus, "train", run.sequence, run.batch, run.seed)
-    fixed = validation_batches(corpus, run.sequence, run.batch, run.evaluation.batches)
-    return sampler, [torch.from_numpy(b) for b in fixed]
+    validation = validation_batches(corpus, run.sequence, run.batch, run.evaluation.batches)
+    return sampler, [torch.from_numpy(batch) for batch in validation]
 
 
 def claim(folder: Path, run: Run) -> None:
-    """Make the folder this run's, or see that it is."""
+    """Write run.json into a new folder, or check that the folder belongs to this run."""
     path = folder / "run.json"
     if not path.exists():
         write_new(path, to_json(run))
@@ -192,12 +193,14 @@ def claim(folder: Path, run: Run) -> None:
     old = run_from_json(read_text(path), str(path))
     if old != run:
         raise UserError(
-            f"{folder} holds another run; {some(list(differences(old, run)), 8)}",
-            fix="train in another folder, or bring the old settings back",
+            f"{folder} contains another run: {some(list(differences(old, run)), 8)}",
+            fix="train in another folder, or use the old settings",
         )
 
 
 def differences(old: Run, new: Run) -> Iterator[str]:
+    """The settings that differ, with both values."""
+
     def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         if isinstance(value, dict):
             for key, inner in value.items():
@@ -205,19 +208,20 @@ def differences(old: Run, new: Run) -> Iterator[str]:
         else:
             yield path, value
 
-    theirs = dict(flat(asdict(new)))
+    changed = dict(flat(asdict(new)))
     for name, value in flat(asdict(old)):
-        if theirs.get(name) != value:
-            yield f"{name}: {value} there, {theirs.get(name)} here"
+        if changed.get(name) != value:
+            yield f"{name} is {value} in the folder and {changed.get(name)} in this run"
 
 
 def finished(folder: Path) -> Result | None:
+    """The result of a run that is done or diverged."""
     path = folder / "result.json"
     return Result(**json.loads(read_text(path))) if path.exists() else None
 
 
 def build(run: Run, how: How, world: World) -> tuple[nn.Module, Scaling]:
-    """Model and scaling on this rank's device. Sharded models are built on meta: no rank ever holds all of one."""
+    """The model and its scaling. For FSDP it is built on the meta device, so that no rank ever holds all of it."""
     with torch.device("meta" if how.parallel == "fsdp" else world.device):
         model: nn.Module = GPT(run.model)
     base = replace(run.model, width=run.base.width, depth=run.base.depth)
@@ -237,20 +241,20 @@ def build(run: Run, how: How, world: World) -> tuple[nn.Module, Scaling]:
 
 
 def smallest(model: GPTConfig) -> GPTConfig:
-    """The same architecture with next to nothing in it, for the proof."""
+    """The same architecture at its smallest size, on which `parametrize` proves the roles."""
     return replace(
         model, width=model.head_size, depth=1, vocabulary=min(model.vocabulary, 17), context=min(model.context, 16)
     )
 
 
 def micro_batches(run: Run, how: How, world: World) -> int:
-    """How many passes make one step on each rank."""
+    """The number of forward passes per step on each rank."""
     per_rank = run.batch // world.size
     size = how.micro_batch or per_rank
     if run.batch % world.size or per_rank % size:
         raise UserError(
-            f"a batch of {run.batch} does not divide into {world.size} ranks × micro-batches of {size}",
-            fix="choose numbers that do",
+            f"batch={run.batch} does not divide into {world.size} ranks with micro_batch={size}",
+            fix=f"use a multiple of {world.size * size} as the batch, or another micro_batch",
         )
     return per_rank // size
 
@@ -268,7 +272,7 @@ def autocasting(how: How, world: World) -> Callable[[], AbstractContextManager[A
 def evaluation_loss(
     model: nn.Module, batches: list[Tensor], world: World, autocast: Callable[[], AbstractContextManager[Any]]
 ) -> float:
-    """Mean loss over the fixed validation set; every rank computes all of it, so that no rank waits for another."""
+    """Mean loss over the validation batches. Every rank computes all of them, so that no rank waits for another."""
     total = torch.zeros((), dtype=torch.float64)
     for batch in batches:
         moved = batch.to(world.device)
@@ -279,22 +283,22 @@ def evaluation_loss(
 
 @dataclass
 class Stop:
-    asked: bool = False
+    requested: bool = False
 
 
 @contextmanager
-def signals() -> Iterator[Stop]:
-    """SIGTERM and SIGINT ask for a stop after the current step; a second SIGINT means now."""
+def stop_signals() -> Iterator[Stop]:
+    """SIGTERM and SIGINT request a stop after the current step. A second SIGINT stops at once."""
     stop = Stop()
 
-    def ask(number: int, frame: Any) -> None:
-        if stop.asked and number == signal.SIGINT:
+    def request(number: int, frame: FrameType | None) -> None:
+        if stop.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
-        stop.asked = True
+        stop.requested = True
 
     try:
-        old = {s: signal.signal(s, ask) for s in (signal.SIGTERM, signal.SIGINT)}
-    except ValueError:  # not the main thread: somebody else handles signals
+        old = {s: signal.signal(s, request) for s in (signal.SIGTERM, signal.SIGINT)}
+    except ValueError:  # not the main thread, which alone can handle signals
         old = {}
     try:
         yield stop

@@ -1,4 +1,4 @@
-"""What a run writes down: one typed record a line in metrics.jsonl, and its result."""
+"""The output of a run: typed records, one per line of metrics.jsonl, and the result."""
 
 import json
 import os
@@ -14,12 +14,12 @@ Status = Literal["done", "diverged", "stopped"]
 
 @dataclass(frozen=True)
 class StepRecord:
-    step: int  # steps done
+    step: int  # steps completed
     loss: float
-    lr: float  # of a parameter whose factor is 1
+    lr: float  # of a parameter with the factor 1
     grad_norm: float | None
     tokens_per_second: float
-    mfu: float | None
+    mfu: float | None  # share of the peak FLOP/s; None if no peak is known
     kind: Literal["step"] = "step"
 
 
@@ -34,7 +34,7 @@ class EvalRecord:
 class Result:
     status: Status
     step: int
-    train_loss: float | None  # the last finite one
+    train_loss: float | None  # at the last step with a finite loss
     validation_loss: float | None
     tokens: int
     seconds: float
@@ -47,34 +47,33 @@ KINDS: dict[str, type[StepRecord] | type[EvalRecord]] = {"step": StepRecord, "ev
 
 
 class Metrics:
-    """metrics.jsonl, appended line by line; a line that a crash cut short is dropped on resume."""
+    """Appends to metrics.jsonl. A line that a crash left incomplete is dropped on resume."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def append(self, record: Record) -> None:
         try:
-            with self.path.open("a", encoding="utf-8") as f:
-                f.write(json.dumps(asdict(record)) + "\n")
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(record)) + "\n")
         except OSError as error:
-            raise UserError(
-                f"cannot write {self.path}: {error.strerror}", fix="free some space, then run the same command again"
-            ) from error
+            what = f"cannot write {self.path}: {error.strerror}"
+            raise UserError(what, fix="free some space, then run the same command again") from error
 
     def last_loss(self) -> float | None:
-        """The latest training loss that was written down."""
+        """The last recorded training loss."""
         if not self.path.exists():
             return None
         return next((r.loss for r in reversed(list(read_metrics(self.path))) if r.kind == "step"), None)
 
     def keep_until(self, step: int) -> None:
-        """Forget what came after a checkpoint: the resumed run will write it again."""
+        """Drop the records after a checkpoint. The resumed run writes them again."""
         if not self.path.exists():
             return
         kept = [json.dumps(asdict(r)) + "\n" for r in read_metrics(self.path) if r.step <= step]
-        beside = self.path.with_suffix(".part")
-        beside.write_text("".join(kept), encoding="utf-8")
-        os.replace(beside, self.path)
+        part = self.path.with_suffix(".part")
+        part.write_text("".join(kept), encoding="utf-8")
+        os.replace(part, self.path)
 
 
 def read_metrics(path: Path) -> Iterator[Record]:
@@ -83,4 +82,4 @@ def read_metrics(path: Path) -> Iterator[Record]:
             data = json.loads(line)
             yield KINDS[data["kind"]](**data)
         except (ValueError, KeyError, TypeError):
-            continue  # cut short by a crash
+            continue  # a crash left the line incomplete

@@ -1,4 +1,4 @@
-"""Corpora for the tests, written without the code under test."""
+"""Corpora for the tests, written and checked without the code under test."""
 
 import hashlib
 import json
@@ -26,6 +26,14 @@ def manifest_of(folder: Path, train, validation=(), *, vocabulary=256, dtype="ui
 def write_corpus(folder: Path, train, validation=(), **options) -> Path:
     (folder / "manifest.json").write_text(json.dumps(manifest_of(folder, train, validation, **options)))
     return folder
+
+
+def verify(corpus) -> None:
+    """Every shard has the hash in the manifest, and contains only ids of the vocabulary."""
+    for split in ("train", "validation"):
+        for shard, ids in zip(corpus.shards(split), corpus.open(split), strict=True):
+            assert hashlib.sha256((corpus.folder / shard.file).read_bytes()).hexdigest() == shard.sha256
+            assert int(ids.max()) < corpus.vocabulary
 
 
 def contents(folder: Path) -> dict[str, bytes]:

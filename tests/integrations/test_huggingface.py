@@ -1,4 +1,4 @@
-"""Exported folders give our logits in plain transformers, whatever the architecture; and they write and read text."""
+"""Exported folders give the same logits and text in plain transformers, for every architecture."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ from completep.train.loop import How, train
 from tests.train.runs import small_data, small_run
 
 transformers = pytest.importorskip("transformers", reason="needs the extra `hf`")
-pytestmark = pytest.mark.filterwarnings("ignore")  # the library's own
+pytestmark = pytest.mark.filterwarnings("ignore")  # from transformers
 LLAMA = {"positions": "rotary", "activation": "swiglu", "norm": "rmsnorm"}
 CASES = {
     "paper": ({}, "CompletePForCausalLM"),
@@ -48,7 +48,7 @@ def model(**options):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_same_logits_and_words(case, tmp_path):
+def test_the_same_logits_and_text(case, tmp_path):
     options, name = CASES[case]
     ours, words = model(**options), load_tokenizer("bytes")
     assert export(ours, words, tmp_path / "hf") == name
@@ -56,20 +56,20 @@ def test_the_same_logits_and_words(case, tmp_path):
     assert type(theirs).__name__ == name
     tokens = torch.randint(256, (2, 40), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        wanted, found = ours(tokens), theirs(input_ids=tokens).logits
-    assert wanted.abs().max() > 1
-    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+        expected, exported = ours(tokens), theirs(input_ids=tokens).logits
+    assert expected.abs().max() > 1
+    torch.testing.assert_close(exported, expected, atol=1e-5, rtol=1e-5)
     read = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
     text = "def f(x):\n    return x  # naïve café ☕"
     ids = read(text)["input_ids"]
     assert ids == words.encode(text).tolist()
     assert read.decode(ids) == text
-    said = theirs.generate(torch.tensor([ids]), max_new_tokens=5, do_sample=False, pad_token_id=0)
-    again = list(ids)
+    generated = theirs.generate(torch.tensor([ids]), max_new_tokens=5, do_sample=False, pad_token_id=0)
+    by_hand = list(ids)
     with torch.no_grad():
         for _ in range(5):
-            again.append(int(ours(torch.tensor([again]))[0, -1].argmax()))
-    assert said[0].tolist() == again[: len(said[0])]
+            by_hand.append(int(ours(torch.tensor([by_hand]))[0, -1].argmax()))
+    assert generated[0].tolist() == by_hand[: len(generated[0])]
 
 
 def test_padding_on_the_left_changes_nothing(tmp_path):
@@ -80,13 +80,14 @@ def test_padding_on_the_left_changes_nothing(tmp_path):
     padded = torch.cat([torch.zeros(1, 5, dtype=torch.long), tokens], 1)
     mask = torch.cat([torch.zeros(1, 5, dtype=torch.long), torch.ones(1, 12, dtype=torch.long)], 1)
     with torch.no_grad():
-        found = theirs(input_ids=padded, attention_mask=mask).logits[:, 5:]
+        masked = theirs(input_ids=padded, attention_mask=mask).logits[:, 5:]
         unmasked = theirs(input_ids=padded).logits[:, 5:]
-        wanted = ours(tokens)
-    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
-    assert (unmasked - wanted).abs().max() > 1e-2
+        expected = ours(tokens)
+    torch.testing.assert_close(masked, expected, atol=1e-5, rtol=1e-5)
+    assert (unmasked - expected).abs().max() > 1e-2
 
 
+@pytest.mark.slow
 def test_a_trained_run_is_exported_and_loads_without_this_package(tmp_path, capsys):
     run = small_run(small_data(tmp_path / "d"))
     train(run, tmp_path / "run", How(peak=1e11))
@@ -96,20 +97,21 @@ def test_a_trained_run_is_exported_and_loads_without_this_package(tmp_path, caps
     code = (
         "import sys, json; sys.modules['completep'] = None\n"
         "import torch, transformers\n"
-        f"m = transformers.AutoModelForCausalLM.from_pretrained({str(tmp_path / 'hf')!r}, trust_remote_code=True).eval()\n"
-        f"t = transformers.AutoTokenizer.from_pretrained({str(tmp_path / 'hf')!r}, trust_remote_code=True)\n"
+        "m = transformers.AutoModelForCausalLM.from_pretrained('hf', trust_remote_code=True).eval()\n"
+        "t = transformers.AutoTokenizer.from_pretrained('hf', trust_remote_code=True)\n"
         "ids = t('the quick brown', return_tensors='pt').input_ids\n"
         "with torch.no_grad(): print(json.dumps(m(input_ids=ids).logits[0, -1].tolist()))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
-    found = torch.tensor(json.loads(done.stdout.splitlines()[-1]))
+    exported = torch.tensor(json.loads(done.stdout.splitlines()[-1]))
     with torch.no_grad():
-        wanted = ours(torch.tensor([words.encode("the quick brown").astype("int64").tolist()]))[0, -1]
-    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+        expected = ours(torch.tensor([words.encode("the quick brown").astype("int64").tolist()]))[0, -1]
+    torch.testing.assert_close(exported, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_gpt2_words(tmp_path):
+@pytest.mark.slow
+def test_the_gpt2_tokenizer(tmp_path):
     pytest.importorskip("tiktoken")
     words = load_tokenizer("gpt2")
     torch.manual_seed(0)
@@ -119,13 +121,13 @@ def test_gpt2_words(tmp_path):
     for text in ("Hello world", "  naïve  café\n\n☕ 12345 don't"):
         assert read(text)["input_ids"] == words.encode(text).tolist()
     assert read.eos_token_id == words.end
-    named = "x<|endoftext|>y"  # transformers reads the name as the end; in a corpus it is text like any other
+    named = "x<|endoftext|>y"  # transformers reads it as the end token; in a corpus it is plain text
     assert words.end in read(named)["input_ids"]
     assert words.end not in words.encode(named)
 
 
 def test_bytes_are_bytes(tmp_path):
-    """Whatever the letter, also those that byte-level vocabularies spell other bytes with; and the end is not a letter."""
+    """Also the characters that byte-level vocabularies use for other bytes; and the end token is not a character."""
     words = load_tokenizer("bytes")
     export(model(), words, tmp_path / "hf")
     read = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
@@ -136,7 +138,7 @@ def test_bytes_are_bytes(tmp_path):
 
 
 def test_a_users_tokenizer_is_exported_as_it_was_trained_with(tmp_path):
-    """Without what it would put around a text, cut off or fill up."""
+    """Without the tokens around a text, truncation and padding that the file asks for."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
     made = Tokenizer(models.WordLevel({"a": 0, "b": 1, "[S]": 2, "</s>": 3}, unk_token="a"))
@@ -154,17 +156,17 @@ def test_a_users_tokenizer_is_exported_as_it_was_trained_with(tmp_path):
 
 def test_without_tokenizers_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(UserError, match="tokenizers") as told:
+    with pytest.raises(UserError, match="tokenizers") as error:
         export(model(), load_tokenizer("bytes"), tmp_path / "hf")
-    assert "completep[hf]" in told.value.fix
+    assert "completep[hf]" in error.value.fix
     assert not (tmp_path / "hf").exists()
 
 
-def test_what_cannot_be_is_told(tmp_path):
+def test_an_existing_folder_is_refused(tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").write_text("mine")
     for taken in (tmp_path / "full", tmp_path / "full" / "x"):
-        with pytest.raises(UserError, match="is there already"):
+        with pytest.raises(UserError, match="exists already"):
             export(model(), load_tokenizer("bytes"), taken)
     assert main(["export", str(tmp_path), "--out", str(tmp_path / "y")]) == 2
 
@@ -178,6 +180,6 @@ def test_at_most_one_architecture_fits():
         assert sum(t.fits(config) for t in TARGETS) <= 1
 
 
-def test_the_source_stands_alone():
+def test_the_source_does_not_need_this_package():
     compile(own_source(), "modeling_completep.py", "exec")
     assert "completep." not in own_source().replace("completep export", "").split('"""', 2)[2]

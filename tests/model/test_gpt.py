@@ -1,4 +1,4 @@
-"""The reference decoder against the paper's words, written out a second time in plain float64 loops."""
+"""The reference decoder against a second implementation of the paper's model, in plain float64 loops."""
 
 import itertools
 import math
@@ -103,12 +103,12 @@ def test_forward_is_what_the_paper_says(positions, activation, norm_name):
     model.set_multipliers(branch=0.3, logits=0.7)
     ids = tokens(0, batch=2, time=7)
     with torch.no_grad():
-        # rotary angles are made in float32, as every implementation does
+        # rotary angles are computed in float32, as in every implementation
         assert worst(model(ids), naive(model, ids)) < (1e-5 if positions == "rotary" else 1e-9)
         assert worst(model(ids), naive(gpt(64, 2, 61, head_size=16, **options, **more).double(), ids)) > 1e-3
 
 
-def test_it_cannot_look_ahead():
+def test_it_is_causal():
     model = gpt(64, 2, 61, head_size=16)
     ids = tokens(0)
     changed = ids.clone()

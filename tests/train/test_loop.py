@@ -1,4 +1,4 @@
-"""Training: the schedule, resuming bit for bit, stopping, diverging, and refusing what does not belong together."""
+"""Training: the schedule, resuming bit for bit, stopping, diverging, and refusing a folder of another run."""
 
 import errno
 import json
@@ -7,25 +7,30 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from completep import UserError, parametrize
+from completep.compute import flops
 from completep.config import Data, GPTConfig, Schedule, Shape, to_json
+from completep.data.prepare import prepare
 from completep.data.sampler import Sampler
 from completep.model.gpt import GPT
 from completep.rules.table import rules_named
-from completep.train import checkpoint
+from completep.train import checkpoint, speed
+from completep.train.distributed import World
 from completep.train.export import load_exported
-from completep.train.loop import How, open_corpus, train
+from completep.train.loop import How, evaluation_loss, open_corpus, read_data, train
 from completep.train.records import EvalRecord, StepRecord, read_metrics
 from completep.train.schedule import lr_factor
-from tests.train.runs import small_data, small_run
+from tests.train.runs import EVERY_STEP, small_data, small_run
 
-EACH = How(log_every=1, checkpoint_every=5, peak=1e11)
+MODEL = GPTConfig(width=32, depth=3, vocabulary=256, head_size=16)
 
 
 @pytest.fixture(scope="session")
@@ -49,7 +54,7 @@ def same(a, b):
 def straight(data, tmp_path_factory):
     """One undisturbed run."""
     folder = tmp_path_factory.mktemp("straight") / "run"
-    return folder, train(small_run(data), folder, EACH)
+    return folder, train(small_run(data), folder, EVERY_STEP)
 
 
 def test_schedule_is_linear_up_and_down_to_zero():
@@ -74,7 +79,7 @@ def test_a_run_leaves_a_folder(straight, data):
 
 
 def test_training_is_what_plain_torch_does(straight, data):
-    """The loop against a loop written out here."""
+    """The loop against an independent one."""
     folder, _ = straight
     run = small_run(data)
     model = GPT(run.model)
@@ -83,7 +88,7 @@ def test_training_is_what_plain_torch_does(straight, data):
     optimizer = torch.optim.AdamW(scaling.param_groups(0.01, weight_decay=0.1, eps=1e-10), betas=(0.9, 0.95))
     first = [g["lr"] for g in optimizer.param_groups]
     sampler = Sampler(open_corpus(run.data), "train", 16, 4, 0)
-    found = []
+    expected = []
     for step in range(12):
         for g, lr in zip(optimizer.param_groups, first, strict=True):
             g["lr"] = lr * ((step + 1) / 3 if step < 3 else (12 - step) / 9)
@@ -92,15 +97,15 @@ def test_training_is_what_plain_torch_does(straight, data):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        found.append(loss.item())
-    assert [x for kind, _, x in losses(folder) if kind == "step"] == pytest.approx(found, rel=1e-5)
+        expected.append(loss.item())
+    assert [x for kind, _, x in losses(folder) if kind == "step"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_doing_it_again_does_nothing(straight, data):
+def test_a_run_that_is_done_is_not_trained_again(straight, data):
     folder, result = straight
-    told = []
-    assert train(small_run(data), folder, EACH, tell=told.append) == result
-    assert "done already" in told[0]
+    messages = []
+    assert train(small_run(data), folder, EVERY_STEP, tell=messages.append) == result
+    assert "done already" in messages[0]
 
 
 def test_exported_weights_are_plain_and_give_the_same_logits(straight, data):
@@ -108,12 +113,7 @@ def test_exported_weights_are_plain_and_give_the_same_logits(straight, data):
     model = load_exported(folder)
     assert model.get_multipliers() == (1.0, 1.0)
     run = small_run(data)
-    from completep.train.distributed import World
-    from completep.train.loop import evaluation_loss, read_data
-
     _, validation = read_data(run, open_corpus(run.data))
-    from contextlib import nullcontext
-
     loss = evaluation_loss(model, validation, World(0, 1, torch.device("cpu")), nullcontext)
     assert loss == pytest.approx(result.validation_loss, rel=1e-5)
 
@@ -125,58 +125,56 @@ import sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from tests.train.runs import small_run
-from tests.train.test_loop import EACH
+from tests.train.runs import EVERY_STEP, small_run
 from completep.train.loop import train
-import completep.train.loop as loop, time
-slow = float(sys.argv[3])
-train(small_run(Path(sys.argv[1])), Path(sys.argv[2]), EACH, on_record=lambda r: (print(r.step, flush=True), time.sleep(slow)))
+
+def wait(record):
+    print(record.step, flush=True)
+    sys.stdin.readline()
+
+train(small_run(Path(sys.argv[1])), Path(sys.argv[2]), EVERY_STEP, on_record=wait)
 """
 
 
-def child(data, folder, slow=0.0):
-    return subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(data), str(folder), str(slow)], stdout=subprocess.PIPE, text=True
-    )
-
-
-@pytest.mark.parametrize("at", [3, 7, 11])
-def test_kill_nine_loses_nothing_that_cannot_be_made_again(at, straight, data, tmp_path):
+@pytest.mark.slow
+@pytest.mark.parametrize("last", [3, 7, 11])
+def test_kill_nine_loses_nothing(last, straight, data, tmp_path):
+    """A child that waits for us after every record is killed at a known step, and the run resumed here."""
     folder = tmp_path / "run"
-    process = child(data, folder, slow=0.2)
-    for line in process.stdout:
-        if int(line) >= at:
-            process.kill()
-            break
-    process.wait()
-    process.stdout.close()
+    command = [sys.executable, "-c", CHILD, str(data), str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        while int(child.stdout.readline()) < last:
+            child.stdin.write("\n")
+            child.stdin.flush()
+        child.kill()
     assert not (folder / "result.json").exists()
     with (folder / "metrics.jsonl").open("a") as f:
-        f.write('{"step": 99, "lo')  # a line cut short
-    train(small_run(data), folder, EACH)
+        f.write('{"step": 99, "lo')  # an incomplete line
+    train(small_run(data), folder, EVERY_STEP)
     assert losses(folder) == losses(straight[0])
     assert same(weights(folder), weights(straight[0]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_says_how_to_go_on(number, straight, data, tmp_path):
+def test_a_signal_saves_and_says_how_to_resume(number, straight, data, tmp_path):
     (tmp_path / "run.json").write_text(to_json(small_run(data, schedule=Schedule(4000, 3))))
     command = [sys.executable, "-m", "completep", "train", "run.json", "--log-every", "1", "--peak", "1e11"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    while "step 3/" not in process.stderr.readline():
-        pass
+    assert any("step 3/" in line for line in process.stderr)  # waits for it, or for the end of the process
     process.send_signal(number)
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == 0
+    out, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
     assert "resume with: completep train run.json --out run" in out
     assert checkpoint.Checkpoints(tmp_path / "run" / "checkpoints", 2, print).all()
     assert not (tmp_path / "run" / "result.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["truncate", "flip", "missing", "manifest"])
 def test_a_damaged_checkpoint_is_seen_and_the_one_before_it_used(damage, straight, data, tmp_path):
     folder = tmp_path / "run"
-    train(small_run(data), folder, replace(EACH, keep=9))
+    train(small_run(data), folder, replace(EVERY_STEP, keep=9))
     for name in ("result.json", "model.safetensors", "model.json"):
         (folder / name).unlink()
     last = folder / "checkpoints" / "step-00000012"
@@ -191,9 +189,9 @@ def test_a_damaged_checkpoint_is_seen_and_the_one_before_it_used(damage, straigh
         shard.unlink()
     else:
         (last / checkpoint.MANIFEST).write_text("{")
-    told = []
-    train(small_run(data), folder, replace(EACH, keep=9), tell=told.append)
-    assert told[:2] == ["checkpoint step-00000012 is damaged; trying the one before it", "resumed at step 10"]
+    messages = []
+    train(small_run(data), folder, replace(EVERY_STEP, keep=9), tell=messages.append)
+    assert messages[:2] == ["checkpoint step-00000012 is damaged; trying the one before it", "resumed at step 10"]
     assert losses(folder) == losses(straight[0])
     assert same(weights(folder), weights(straight[0]))
 
@@ -205,31 +203,28 @@ def test_only_the_last_checkpoints_are_kept(straight):
 @pytest.mark.parametrize(
     ("changes", "difference"),
     [
-        ({"rules": "mup"}, "rules: completep there, mup here"),
-        ({"base": Shape(16, 3)}, "base.depth: 2 there, 3 here"),
-        ({"model": GPTConfig(width=32, depth=4, vocabulary=256, head_size=16)}, "model.depth: 3 there, 4 here"),
-        ({"seed": 1}, "seed: 0 there, 1 here"),
+        ({"rules": "mup"}, "rules is completep in the folder and mup in this run"),
+        ({"base": Shape(16, 3)}, "base.depth is 2 in the folder and 3 in this run"),
+        ({"model": replace(MODEL, depth=4)}, "model.depth is 3 in the folder and 4 in this run"),
+        ({"seed": 1}, "seed is 0 in the folder and 1 in this run"),
     ],
 )
 def test_another_run_in_the_same_folder_is_refused(changes, difference, straight, data):
     with pytest.raises(UserError, match=difference):
-        train(small_run(data, **changes), straight[0], EACH)
+        train(small_run(data, **changes), straight[0], EVERY_STEP)
 
 
 def test_other_data_is_refused(straight, data, tmp_path):
-    other = small_data(tmp_path)
-    text = tmp_path / "text" / "new.txt"
-    text.write_text("something else entirely " * 20)
-    from completep.data.prepare import prepare
-
+    small_data(tmp_path)
+    (tmp_path / "text" / "new.txt").write_text("something else entirely " * 20)
     changed = prepare([str(tmp_path / "text")], tmp_path / "more", validation=0.2, workers=1)
-    run = small_run(tmp_path / "more")
-    assert changed.sha256 != open_corpus(small_run(data).data).sha256
+    known = open_corpus(small_run(data).data).sha256
+    assert changed.sha256 != known
     with pytest.raises(UserError, match="has changed: sha256"):
-        train(replace(run, data=Data(str(tmp_path / "more"), sha256="0" * 64)), tmp_path / "run", EACH)
-    assert other.exists()
+        train(replace(small_run(data), data=Data(str(tmp_path / "more"), sha256=known)), tmp_path / "run", EVERY_STEP)
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_last_good_checkpoint(data, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     real = checkpoint.save
@@ -241,39 +236,55 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(data, tmp_path, monkeypatch
 
     monkeypatch.setattr(checkpoint, "save", full)
     with pytest.raises(UserError, match=r"No space left on device; the last good checkpoint is .*step-00000005"):
-        train(small_run(data), folder, EACH)
+        train(small_run(data), folder, EVERY_STEP)
     monkeypatch.undo()
-    told = []
-    assert train(small_run(data), folder, EACH, tell=told.append).status == "done"
-    assert told == ["resumed at step 5"]
+    messages = []
+    assert train(small_run(data), folder, EVERY_STEP, tell=messages.append).status == "done"
+    assert messages == ["resumed at step 5"]
 
 
 def test_divergence_is_a_result(data, tmp_path):
     run = small_run(data, steps=60)
     wild = replace(run, hyperparameters=replace(run.hyperparameters, lr=1e18), schedule=Schedule(60, 0))
-    result = train(wild, tmp_path / "run", EACH)
+    result = train(wild, tmp_path / "run", EVERY_STEP)
     assert result.status == "diverged"
     assert 0 < result.step < 60
     assert result.train_loss is not None
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "diverged"
 
 
-# -- the same run, carried out another way -----------------------------------------------------------
+# -- the same run, executed another way -----------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [{"micro_batch": 1}, {"micro_batch": 2}], ids=str)
 def test_accumulation_is_rounding(how, straight, data, tmp_path):
-    train(small_run(data), tmp_path / "run", replace(EACH, **how))
+    train(small_run(data), tmp_path / "run", replace(EVERY_STEP, **how))
     assert [x for *_, x in losses(tmp_path / "run")] == pytest.approx([x for *_, x in losses(straight[0])], rel=1e-5)
 
 
 def test_styles_are_one_run(straight, data, tmp_path):
-    train(small_run(data, style="folded"), tmp_path / "run", EACH)
+    train(small_run(data, style="folded"), tmp_path / "run", EVERY_STEP)
     assert [x for *_, x in losses(tmp_path / "run")] == pytest.approx([x for *_, x in losses(straight[0])], rel=1e-4)
 
 
+@pytest.mark.parametrize(("peak", "measured"), [("measure", 1), (None, 0), (2.0e9, 0)])
+def test_utilisation_is_relative_to_the_peak(peak, measured, data, tmp_path, monkeypatch):
+    """Measured, left out, or relative to a given number; each way says so in the records."""
+    calls = []
+    monkeypatch.setattr(speed, "measure_peak", lambda device: calls.append(device) or 1.0e9)
+    run = small_run(data)
+    train(run, tmp_path / "run", replace(EVERY_STEP, peak=peak))
+    records = [r for r in read_metrics(tmp_path / "run" / "metrics.jsonl") if isinstance(r, StepRecord)]
+    per_token = flops.training_flops(run.model, run.sequence, 1)
+    for record in records:
+        used = record.tokens_per_second * per_token
+        assert record.mfu == (None if peak is None else pytest.approx(used / (1.0e9 if measured else peak)))
+    assert len(calls) == measured
+
+
 def test_clipping_is_recorded(data, tmp_path):
-    train(small_run(data, clip=0.5), tmp_path / "run", EACH)
+    train(small_run(data, clip=0.5), tmp_path / "run", EVERY_STEP)
     norms = [r.grad_norm for r in read_metrics(tmp_path / "run" / "metrics.jsonl") if isinstance(r, StepRecord)]
     assert all(n > 0 for n in norms)
 
@@ -281,28 +292,9 @@ def test_clipping_is_recorded(data, tmp_path):
 def under_torchrun(ranks, data, folder, parallel, *more):
     path = folder.parent / "run.json"
     path.write_text(to_json(small_run(data, steps=20)))
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc-per-node={ranks}",
-        "-m",
-        "completep",
-    ]
-    command += [
-        "train",
-        str(path),
-        "--out",
-        str(folder),
-        "--parallel",
-        parallel,
-        "--log-every",
-        "1",
-        "--peak",
-        "1e11",
-        *more,
-    ]
+    launcher = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node={ranks}"
+    options = f"--out {folder} --parallel {parallel} --log-every 1 --peak 1e11"
+    command = [*launcher.split(), "-m", "completep", "train", str(path), *options.split(), *more]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr[-3000:]
     return [x for *_, x in losses(folder)]
@@ -311,25 +303,27 @@ def under_torchrun(ranks, data, folder, parallel, *more):
 @pytest.fixture(scope="session")
 def alone(data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("alone") / "run"
-    train(small_run(data, steps=20), folder, EACH)
+    train(small_run(data, steps=20), folder, EVERY_STEP)
     return [x for *_, x in losses(folder)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("parallel", "more"), [("ddp", ()), ("fsdp", ()), ("fsdp", ("--replicas", "2"))])
 def test_two_ranks_are_one(parallel, more, alone, data, tmp_path):
     assert under_torchrun(2, data, tmp_path / "run", parallel, *more) == pytest.approx(alone, rel=1e-5)
 
 
-def test_two_ranks_checkpoint_and_one_goes_on(alone, data, tmp_path):
+@pytest.mark.slow
+def test_two_ranks_checkpoint_and_one_resumes(alone, data, tmp_path):
     folder = tmp_path / "run"
     under_torchrun(2, data, folder, "fsdp", "--checkpoint-every", "8", "--keep", "9")
     for name in ("result.json", "model.safetensors", "model.json"):
         (folder / name).unlink()
     for step in (16, 20):
         shutil.rmtree(folder / "checkpoints" / f"step-{step:08d}")
-    told = []
-    train(small_run(data, steps=20), folder, EACH, tell=told.append)
-    assert told == ["resumed at step 8"]
+    messages = []
+    train(small_run(data, steps=20), folder, EVERY_STEP, tell=messages.append)
+    assert messages == ["resumed at step 8"]
     assert [x for *_, x in losses(folder)] == pytest.approx(alone, rel=1e-5)
 
 
@@ -339,11 +333,7 @@ def test_two_ranks_checkpoint_and_one_goes_on(alone, data, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "how", "message"),
     [
-        (
-            {"model": GPTConfig(width=32, depth=3, vocabulary=100, head_size=16)},
-            {},
-            "past the model's vocabulary of 100",
-        ),
+        ({"model": replace(MODEL, vocabulary=100)}, {}, "past the model's vocabulary of 100"),
         ({"sequence": 10**6}, {}, "1000000|sequence"),
         ({"data": Data("/nowhere")}, {}, "/nowhere"),
         ({}, {"micro_batch": 3}, "does not divide"),
@@ -351,39 +341,36 @@ def test_two_ranks_checkpoint_and_one_goes_on(alone, data, tmp_path):
         ({"rules": "magic"}, {}, "no rules named"),
     ],
 )
-def test_bad_input_is_told_before_the_first_step(changes, how, message, data, tmp_path):
+def test_bad_input_is_an_error_before_the_first_step(changes, how, message, data, tmp_path):
     with pytest.raises(UserError, match=message):
-        train(replace(small_run(data), **changes), tmp_path / "run", replace(EACH, **how))
+        train(replace(small_run(data), **changes), tmp_path / "run", replace(EVERY_STEP, **how))
 
 
 def test_an_unwritable_folder(data):
     with pytest.raises(UserError, match="cannot write"):
-        train(small_run(data), __import__("pathlib").Path("/proc/nowhere/run"), EACH)
+        train(small_run(data), Path("/proc/nowhere/run"), EVERY_STEP)
 
 
-def test_a_run_cut_off_between_its_last_step_and_its_result_ends_as_if_it_were_not(tmp_path):
+def test_a_run_that_was_interrupted_before_its_result_was_written(tmp_path):
     data = small_data(tmp_path / "d")
     whole = train(small_run(data), tmp_path / "whole", How(peak=1e11))
     again = tmp_path / "cut"
     train(small_run(data), again, How(peak=1e11))
     (again / "result.json").unlink()
-    found = train(small_run(data), again, How(peak=1e11))
-    assert (found.train_loss, found.validation_loss, found.step) == (
-        whole.train_loss,
-        whole.validation_loss,
-        whole.step,
-    )
-    assert found.train_loss is not None
+    resumed = train(small_run(data), again, How(peak=1e11))
+    assert resumed.train_loss is not None
+    for name in ("train_loss", "validation_loss", "step"):
+        assert getattr(resumed, name) == getattr(whole, name)
 
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_weights_of_another_model_are_not_loaded(tmp_path, tied):
-    """Only the second name of tied weights may be missing; whatever else is, would be left at random."""
+    """Only the second name of tied weights may be missing; other missing weights would stay random."""
     config = GPTConfig(width=16, depth=1, vocabulary=20, head_size=16, tied=tied)
     whole = {n: p.detach() for n, p in GPT(config).named_parameters()}  # a tied weight has one name here
     (tmp_path / "model.json").write_text(json.dumps(asdict(config)))
     save_file(whole, tmp_path / "model.safetensors")
     torch.testing.assert_close(load_exported(tmp_path).embedding.weight.detach(), whole["embedding.weight"])
     save_file({"embedding.weight": whole["embedding.weight"]}, tmp_path / "model.safetensors")
-    with pytest.raises(UserError, match="is not of the model"):
+    with pytest.raises(UserError, match="does not fit the model"):
         load_exported(tmp_path)

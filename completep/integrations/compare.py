@@ -1,0 +1,97 @@
+"""`evaluate`: trained runs side by side, on the lm-evaluation-harness's own tasks and metrics."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import polars as pl
+
+from completep.errors import UserError
+from completep.integrations.harness import Evaluation, Request, evaluate_run, table, tasks_at
+from completep.integrations.runs import load_run, longest_text
+from completep.report.document import Cell, Document, Json, Strong, Table, Text
+from completep.report.result import Result
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Evaluations(Result):
+    """The scores of several runs, in the paper's layout."""
+
+    evaluations: tuple[Evaluation, ...]
+
+    slug = "evaluation"
+
+    @property
+    def table(self) -> pl.DataFrame:
+        return table(self.evaluations)
+
+    @property
+    def best(self) -> Evaluation:
+        return max(self.evaluations, key=lambda e: e.average[0])
+
+    def document(self) -> Document:
+        names = [e.name for e in self.evaluations]
+        rows = []
+        for row in self.table.iter_rows(named=True):
+            facts = {"task": row["task"], "metric": row["metric"], "items": row["items"], "random": row["random"]}
+            rows.append({**facts, **_scores(row, names)})
+        title = "Zero-shot accuracy, % ± standard error"
+        best = f"best average: {self.best.name} at {self.best.average[0]:.1f} ± {self.best.average[1]:.1f} %"
+        note = "Bold: the best of a row, and every score within its standard error."
+        return Document(title, (Table.of(title, rows, (note,)), Text(best)), "completep evaluate")
+
+    def frames(self) -> dict[str, pl.DataFrame]:
+        return {"scores": self.table}
+
+    def to_json(self) -> Json:
+        averages = {e.name: {"score": e.average[0], "stderr": e.average[1]} for e in self.evaluations}
+        return {"table": self.table.to_dicts(), "average": averages}
+
+
+def _scores(row: dict[str, float], names: Sequence[str]) -> dict[str, Cell]:
+    """As the paper prints it: bold within the standard error of the row's best."""
+    best = max(names, key=lambda name: row[name])
+    cells: dict[str, Cell] = {}
+    for name in names:
+        text = f"{row[name]:.1f} ± {row[f'{name} ±']:.1f}"
+        near = not row[best] - row[name] > max(row[f"{best} ±"], row[f"{name} ±"])
+        cells[name] = Strong(text) if near else text
+    return cells
+
+
+def evaluate(
+    runs: Sequence[Path | str],
+    *,
+    tasks: Sequence[str] = (),
+    data: Path | None = None,
+    limit: int | None = None,
+    max_length: int | None = None,
+    tokenizer: str | None = None,
+    progress: Callable[[int, int, str], None] = lambda done, total, what: None,
+) -> Evaluations:
+    """Zero-shot accuracy of trained runs. A result is kept in the run's folder, and read from there the next time.
+
+    Args:
+        runs: folders of runs that are done.
+        tasks: names of tasks; by default the paper's six.
+        data: a folder of local items instead of the hub's data sets.
+        limit: only the first items of each task.
+        max_length: tokens that are read at most; by default what the run was trained on, and 2048 with ALiBi.
+        tokenizer: if the run's own data is gone: bytes, gpt2 or a tokenizer.json.
+        progress: called with (runs done, all runs, the next run).
+    """
+    names = [str(run) for run in runs]
+    if not names or len(set(names)) < len(names):
+        what = "a run is named twice" if names else "no run to evaluate"
+        raise UserError(what, fix="name each run once, by the folder of a run that is done")
+    if (limit is not None and limit < 1) or (max_length is not None and max_length < 2):
+        raise UserError(f"limit={limit}, max_length={max_length}: too small", fix="leave them out for the defaults")
+    wanted = tuple(tasks) or tuple(tasks_at(data))
+    for name in names:  # an error in the last run comes before the first is evaluated
+        load_run(Path(name), tokenizer)
+    evaluations = []
+    for i, name in enumerate(names):
+        progress(i, len(names), name)
+        request = Request(wanted, data, limit, longest_text(Path(name), max_length), tokenizer)
+        evaluations.append(replace(evaluate_run(Path(name), request), name=name))
+    return Evaluations(tuple(evaluations))
