@@ -1,9 +1,9 @@
-"""Parameters and training FLOPs of the reference decoder, component by component.
+"""Parameters and training FLOPs of the reference decoder, per component.
 
-Conventions that reproduce the paper's size table digit by digit: a matrix product of m×n×k costs 2mnk and its backward twice
-that; attention is counted over the whole sequence (no causal half); the input embedding is a dense one-hot product whose
-backward is its weight gradient alone; softmax and norms cost 3 FLOPs an element and nonlinearities 1, backward twice that;
-a bias costs 1 an element each way. Additions of the residual stream are not counted.
+These conventions reproduce the paper's size table exactly. A matrix product of m×n×k costs 2mnk, its backward pass
+twice that. Attention is counted over the whole sequence, without the causal half. The input embedding counts as a dense
+one-hot product whose backward pass is the weight gradient alone. Softmax and norms cost 3 FLOPs per element and
+nonlinearities 1, backward twice that. A bias costs 1 per element in each direction. Residual additions are not counted.
 
 Letters: N width, L depth, T tokens per sequence, V vocabulary, F feed-forward width, H heads.
 """
@@ -32,10 +32,10 @@ def twice_backward(forward: float) -> Cost:
 
 
 def flops_per_token(model: GPTConfig, sequence: int) -> dict[str, Cost]:
-    """Training FLOPs per token by component."""
+    """Training FLOPs per token, per component."""
     N, L, V, F, H, T = model.width, model.depth, model.vocabulary, model.feed_forward, model.heads, sequence
-    matrices = 3 if model.activation == "swiglu" else 2
     gated = model.activation == "swiglu"
+    matrices = 3 if gated else 2
     norms = (2 * L + 1) * N + (2 * L * N if model.qk_norm else 0)
     biases = L * (3 * N + N + (matrices - 1) * F + N) if model.bias else 0
     return {
@@ -61,9 +61,9 @@ def training_flops(model: GPTConfig, sequence: int, tokens: float) -> float:
 
 
 def parameters(model: GPTConfig) -> dict[str, int]:
-    """Parameters by component; what is inside the blocks is `non_embedding`, as the paper counts it."""
+    """Parameters per component. Those inside the blocks are `non_embedding`, as in the paper."""
     N, L, V, F = model.width, model.depth, model.vocabulary, model.feed_forward
-    bias = 1 if model.bias else 0
+    bias = int(model.bias)
     matrices = 3 if model.activation == "swiglu" else 2
     norm = N * (2 if model.norm == "layernorm" and model.bias else 1)
     head_norm = norm // N * model.head_size * 2 if model.qk_norm else 0

@@ -10,8 +10,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from completep.compute import flops
 from completep.compute.memory import memory, saved_per_token
-from completep.compute.plan import plan
+from completep.compute.plan import plan_shape
 from completep.config import GPTConfig
+from completep.errors import UserError
 from completep.model.gpt import GPT
 
 TABLE = Path(__file__).parent / "size_table.csv"  # the paper's, as printed
@@ -24,7 +25,7 @@ OPTIONS = [
     {"qk_norm": True, "positions": "rotary"},
 ]
 
-PLAIN = [  # without ALiBi's mask, which is no activation
+PLAIN = [  # without ALiBi, whose mask is not an activation
     {"positions": "none"},
     {"positions": "rotary"},
     {"positions": "none", "norm": "rmsnorm", "activation": "swiglu", "bias": False},
@@ -34,7 +35,7 @@ PLAIN = [  # without ALiBi's mask, which is no activation
 
 def printed(row):
     model = GPTConfig(width=int(row["width"]), depth=int(row["depth"]))
-    p = plan(model)
+    p = plan_shape(model)
     tokens = 20 * flops.total(model)
     return {
         "params_non_embedding_M": f"{flops.non_embedding(model) / 1e6:.1f}",
@@ -52,11 +53,11 @@ def test_there_are_25_rows():
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda r: f"{r['width']}x{r['depth']}")
 def test_every_cell_of_the_papers_size_table(row):
-    found = printed(row)
-    assert found == {name: row[name] for name in found}
+    ours = printed(row)
+    assert ours == {name: row[name] for name in ours}
 
 
-def test_the_simple_count_would_not_do():
+def test_the_simple_count_is_not_enough():
     """The negative control: 6·P·D misses most cells."""
     hits = 0
     for row in ROWS:
@@ -93,7 +94,7 @@ def test_matrix_products_agree_with_torch_exactly(width, depth, batch, time, opt
 
 
 def saved_elements(config, batch, time):
-    """What autograd really keeps, parameters left out, each storage once."""
+    """The elements that autograd saves, without parameters, each storage once."""
     model, kept, alive = GPT(config), {}, []
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
 
@@ -111,7 +112,7 @@ def saved_elements(config, batch, time):
 
 @pytest.mark.parametrize("options", PLAIN, ids=str)
 @pytest.mark.parametrize(("width", "depth"), [(128, 2), (256, 5)])
-def test_activation_memory_is_what_autograd_keeps(width, depth, options):
+def test_activation_memory_is_what_autograd_saves(width, depth, options):
     config = GPTConfig(width, depth, 200, **options)
     assert saved_per_token(config) * 2 * 32 == pytest.approx(saved_elements(config, 2, 32), rel=0.05)
 
@@ -125,3 +126,10 @@ def test_memory_is_shared_over_ranks():
     assert one.checkpoint == eight.checkpoint == 12 * flops.total(config)
     assert one.activations == eight.activations
     assert memory(config, sequence=2048, micro_batch=4, ranks=8).activations == 4 * one.activations
+
+
+@pytest.mark.parametrize("wrong", [{"ranks": 0}, {"micro_batch": -1}])
+def test_memory_needs_positive_numbers(wrong):
+    (name, value), options = next(iter(wrong.items())), {"micro_batch": 1, "ranks": 1} | wrong
+    with pytest.raises(UserError, match=f"{name}={value}: must be at least 1"):
+        memory(GPTConfig(64, 2), sequence=8, **options)

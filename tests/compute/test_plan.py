@@ -1,4 +1,4 @@
-"""From a budget to a run: the paper's own shapes come back, and impossible wishes are told."""
+"""From a budget to a run: the paper's own shapes come back, and impossible requests are errors."""
 
 import json
 import math
@@ -7,10 +7,11 @@ import sys
 
 import pytest
 
-from completep import COMPLETEP, MUP, Role, Shape, UserError, paper
+from completep import MUP, Role, Shape, UserError, paper
 from completep.cli import main
 from completep.compute import flops
-from completep.compute.plan import Request, answer, best_ratio, differences, per_role, plan, replan
+from completep.compute.plan import changes, plan, plan_shape, replan
+from completep.compute.shapes import best_ratio
 from completep.config import GPTConfig, Hyperparameters, Run, Schedule, run_from_json, to_json
 from completep.rules.table import Horizon
 from completep.units import human, parse_quantity
@@ -18,7 +19,10 @@ from completep.units import human, parse_quantity
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("1.5B", 1.5e9), ("300M", 3e8), ("4e20", 4e20), ("20T", 2e13), ("50k", 5e4), ("1,000", 1e3), ("7 b", 7e9), ("1.2E3", 1200), ("2", 2)],
+    [
+        ("1.5B", 1.5e9), ("300M", 3e8), ("4e20", 4e20), ("20T", 2e13), ("50k", 5e4), ("1,000", 1e3), ("7 b", 7e9),
+        ("1.2E3", 1200), ("2", 2),
+    ],
 )  # fmt: skip
 def test_quantities_as_people_write_them(text, value):
     assert parse_quantity(text) == pytest.approx(value)
@@ -36,7 +40,7 @@ def test_human():
 
 @pytest.mark.parametrize(("size", "shape"), [("50M", (512, 16)), ("300M", (1024, 24)), ("1.5B", (1984, 32))])
 def test_the_papers_best_shapes_come_back_within_a_step(size, shape):
-    model = answer(Request(params=size)).run.model
+    model = plan(params=size).run.model
     assert abs(math.log(model.width / model.depth / (shape[0] / shape[1]))) < math.log(1.35)
     assert flops.non_embedding(model) == pytest.approx(parse_quantity(size), rel=0.06)
 
@@ -49,39 +53,39 @@ def test_best_ratio_rises_with_size():
 
 @pytest.mark.parametrize("budget", ["1e18", "4e20", "3e22"])
 def test_a_flop_budget_is_used_and_kept(budget):
-    found = answer(Request(flops=budget))
+    found = plan(flops=budget)
     assert 0.9 * float(budget) <= found.flops <= float(budget)
     assert 20 < found.run.model.width / found.run.model.depth < 120
 
 
 def test_gpu_hours_are_flops():
-    by_hours = answer(Request(gpu_hours="100", device="h100", mfu=0.5))
-    by_flops = answer(Request(flops=str(100 * 3600 * 989e12 * 0.5)))
+    by_hours = plan(gpu_hours="100", device="h100", mfu=0.5)
+    by_flops = plan(flops=str(100 * 3600 * 989e12 * 0.5))
     assert by_hours.run == by_flops.run
-    assert answer(Request(gpu_hours="100", device="989e12", mfu=0.5)).run == by_hours.run
+    assert plan(gpu_hours="100", device="989e12", mfu=0.5).run == by_hours.run
 
 
 def test_limits_bind():
-    assert answer(Request(params="1.5B", max_depth=12)).run.model.depth <= 12
-    assert answer(Request(params="1.5B", max_width=1024)).run.model.width <= 1024
-    assert answer(Request(params="1.5B", head_size=128)).run.model.width % 128 == 0
+    assert plan(params="1.5B", max_depth=12).run.model.depth <= 12
+    assert plan(params="1.5B", max_width=1024).run.model.width <= 1024
+    assert plan(params="1.5B", head_size=128).run.model.width % 128 == 0
 
 
 def test_the_recipe_is_the_papers():
-    found = plan(GPTConfig(1984, 32))
+    found = plan_shape(GPTConfig(1984, 32))
     run = found.run
     assert (run.batch, run.schedule.steps, run.sequence) == (792, 21106, 2048)
     assert run.schedule.warmup == int(375e6 / (792 * 2048))
     h = run.hyperparameters
     assert (h.lr, h.std, h.eps, h.beta1, h.beta2) == (2**-8, 0.02, 1e-16, 0.9, 0.95)
     assert 1 / (h.lr * h.weight_decay * run.schedule.steps) == pytest.approx(0.1407)
-    short = plan(GPTConfig(256, 2), tokens=100e6, batch=32).run
+    short = plan_shape(GPTConfig(256, 2), tokens=100e6, batch=32).run
     assert short.schedule.warmup == int(0.1 * short.schedule.steps)
 
 
 def test_roles_are_resolved():
-    found = plan(GPTConfig(1024, 16), base=Shape(256, 2))
-    rows = {r.role: r for r in per_role(found, COMPLETEP)}
+    found = plan_shape(GPTConfig(1024, 16), base=Shape(256, 2))
+    rows = {r.role: r for r in found.roles()}
     h = found.run.hyperparameters
     assert rows[Role.HIDDEN].lr == pytest.approx(h.lr / 4)
     assert rows[Role.HIDDEN].weight_decay == pytest.approx(h.weight_decay * 4)
@@ -101,7 +105,7 @@ def test_replanning_keeps_the_timescale(tuned):
     h, old = found.run.hyperparameters, tuned.hyperparameters
     assert (h.lr, h.std, h.eps, h.beta1) == (old.lr, old.std, old.eps, old.beta1)
     assert h.lr * h.weight_decay * found.run.schedule.steps == pytest.approx(0.004 * 0.1 * 1000)
-    assert {c[0]: c[1] == c[2] for c in found.changes}["base lr"]
+    assert {c.setting: c.before == c.after for c in found.changes}["base lr"]
     without = Run(tuned.model, Hyperparameters(0.004, 0.02), tuned.schedule, 64, 2048)
     assert replan(without, GPTConfig(1024, 24), law="paper", tpp=20, batch=None).run.hyperparameters.weight_decay == 0
 
@@ -121,12 +125,8 @@ def test_replanning_by_completed_p(tuned):
 
 
 def test_the_same_run_changes_nothing(tuned):
-    assert all(
-        before == after
-        for _, before, after, _ in differences(
-            tuned, tuned, {"tokens": "", "batch": "", "per role": "", "weight decay": ""}
-        )
-    )
+    laws = {"tokens": "", "batch": "", "per role": "", "weight decay": ""}
+    assert all(c.before == c.after for c in changes(tuned, tuned, laws))
     assert Horizon().lr(1.0) == Horizon().eps(1.0) == 1
     assert Horizon.beta(0.9, 1.0) == pytest.approx(0.9)
 
@@ -144,11 +144,11 @@ def test_runs_survive_json(tuned):
         (lambda d: d["model"].update(width=True), "True is not of type int"),
         (lambda d: d["model"].update(width=100), "not a multiple of the head size"),
         (lambda d: d["hyperparameters"].update(lr=-1), "lr=-1"),
-        (lambda d: d["schedule"].update(warmup=2000), "warm-up"),
+        (lambda d: d["schedule"].update(warmup=2000), "warmup=2000: not a schedule"),
         (lambda d: d.update(style="fold"), "style"),
     ],
 )
-def test_bad_runs_are_told(tuned, change, message):
+def test_bad_runs_are_errors(tuned, change, message):
     data = json.loads(to_json(tuned))
     change(data)
     with pytest.raises(UserError, match=message):
@@ -161,39 +161,39 @@ def test_no_json_at_all():
 
 
 BAD = [
-    ([], "no size given"),
-    (["--params", "1.5B", "--flops", "1e20"], "given --params and --flops"),
+    ([], "no size is given"),
+    (["--params", "1.5B", "--flops", "1e20"], "given by params and flops"),
     (["--width", "1024"], "a shape has both"),
     (["--params", "1.5X"], "'1.5X' is not a quantity"),
     (["--params", "-3B"], "must be above 0"),
-    (["--flops", "1e10"], "no shape comes to 1e10 FLOPs"),
-    (["--params", "1.5B", "--max-depth", "1", "--max-width", "1024"], "no shape comes to 1.5B parameters"),
-    (["--params", "10"], "no shape comes to 10 parameters"),
+    (["--flops", "1e10"], "no shape has 1e10 FLOPs"),
+    (["--params", "1.5B", "--max-depth", "1", "--max-width", "1024"], "no shape has 1.5B parameters"),
+    (["--params", "10"], "no shape has 10 parameters"),
     (["--params", "1B", "--max-width", "10"], "less than one head of 64"),
-    (["--params", "1B", "--max-depth", "-1"], "--max-depth -1"),
-    (["--gpu-hours", "10", "--device", "abacus"], "--device abacus"),
-    (["--gpu-hours", "10", "--mfu", "1.5"], "--mfu 1.5"),
+    (["--params", "1B", "--max-depth", "-1"], "max_depth=-1"),
+    (["--gpu-hours", "10", "--device", "abacus"], "device='abacus'"),
+    (["--gpu-hours", "10", "--mfu", "1.5"], "mfu=1.5"),
     (["--width", "100", "--depth", "2"], "not a multiple of the head size"),
     (["--width", "64", "--depth", "2", "--tokens", "10"], "less than one step"),
-    (["--params", "1B", "--tpp", "0"], "--tpp 0"),
+    (["--params", "1B", "--tpp", "0"], "tpp=0"),
     (["--params", "1B", "--rules", "magic"], "no rules named 'magic'"),
     (["--params", "1B", "--from", "nowhere.json"], "cannot read nowhere.json"),
     (["--params", "1B", "--base-shape", "0", "2"], "at least 1"),
-    (["--params", "1B", "--ranks", "0"], "--ranks 0"),
-    (["--params", "1B", "--micro-batch", "-1"], "--micro-batch -1"),
-    (["--width", "64", "--depth", "99999999"], "beyond anything"),
+    (["--params", "1B", "--ranks", "0"], "ranks=0"),
+    (["--params", "1B", "--micro-batch", "-1"], "micro_batch=-1"),
+    (["--width", "64", "--depth", "99999999"], "implausible"),
     (["--width", "64", "--depth", "2", "--tokens", "1e30"], "more text than there is"),
-    (["--flops", "1e36"], "no shape comes to 1e36 FLOPs"),
-    (["--flops", "4e20", "--max-depth", "1", "--max-width", "64"], "no shape comes to 4e20 FLOPs"),
+    (["--flops", "1e36"], "no shape has 1e36 FLOPs"),
+    (["--flops", "4e20", "--max-depth", "1", "--max-width", "64"], "no shape has 4e20 FLOPs"),
 ]
 
 
 @pytest.mark.parametrize(("words", "message"), BAD, ids=lambda v: " ".join(v) if isinstance(v, list) else "")
-def test_impossible_wishes_are_told(words, message, capsys):
+def test_impossible_requests_are_errors(words, message, capsys):
     assert main(["plan", *words]) == 2
-    told = " ".join(capsys.readouterr().err.split())
-    assert message in told
-    assert "fix:" in told
+    printed = " ".join(capsys.readouterr().err.split())
+    assert message in printed
+    assert "fix:" in printed
 
 
 def test_on_the_command_line(tmp_path, capsys):
@@ -213,9 +213,9 @@ def test_on_the_command_line(tmp_path, capsys):
 
 
 def test_mup_and_its_deepest_shape():
-    found = plan(GPTConfig(832, 179), rules=MUP, rules_name="mup")
+    found = plan_shape(GPTConfig(832, 179), rules=MUP)
     assert any("more than 1 %" in note for note in found.notes)
-    assert not any("more than 1 %" in note for note in plan(GPTConfig(1984, 32)).notes)
+    assert not any("more than 1 %" in note for note in plan_shape(GPTConfig(1984, 32)).notes)
 
 
 def test_planning_needs_no_torch():
@@ -229,3 +229,42 @@ def test_planning_needs_no_torch():
 def test_paper_numbers_are_where_they_belong():
     assert paper.batch_law(1e10) == 32
     assert Shape(256, 2) == paper.BASE
+
+
+def test_from_python():
+    found = plan(params=300e6, rules="mup", base=(256, 2), ranks=8)
+    assert found.run == plan(params="300M", rules=MUP, base=Shape(256, 2)).run
+    assert found.memory.state == pytest.approx(plan(params="300M").memory.state / 8)
+    assert found.to_json()["run"]["rules"] == "mup"
+    assert "hidden weight" in str(found)
+    assert "<table" in found._repr_html_()
+    with pytest.raises(UserError, match="no size is given"):
+        plan()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"params": "1B", "law": "nope"}, "law='nope'"),
+        ({"params": "1B", "base": (1, 2, 3)}, "is not \\(width, depth\\)"),
+        ({"width": "64", "depth": 2}, "width='64'"),
+        ({"gpu_hours": 10, "tokens": "1B"}, "tokens with a budget"),
+        ({"params": "1B", "tau": float("inf")}, "above 0 and finite"),
+    ],
+)
+def test_mistakes_in_python(options, message):
+    with pytest.raises(UserError, match=message):
+        plan(**options)
+
+
+def test_numbers_and_paths_are_taken_as_they_come(tmp_path):
+    path = tmp_path / "run.json"
+    path.write_text(to_json(plan(params=50e6).run))
+    assert plan(params="300M", tuned=str(path)).run == plan(params="300M", tuned=path).run
+    assert plan(gpu_hours=100, device=989e12).run == plan(gpu_hours="100", device="h100").run
+
+
+def test_a_role_starts_random_by_its_trait_not_by_its_decay():
+    for row in plan_shape(GPTConfig(512, 4)).roles():
+        assert (row.init_std is not None) == (row.role.trait.start == "random")
+        assert (row.weight_decay > 0) == row.role.trait.decayed
