@@ -1,28 +1,27 @@
-"""Coordinate check, at two levels, on one model: over a few real optimizer steps,
+"""The coordinate check on one model, over a few real optimizer steps, at two levels:
 
-*the stream*: how large the residual stream is after every block, each branch's contribution, the logits, and how far each
+*the stream*: the size of the residual stream before every block, of every branch and of the logits, and how far each
 has moved since step 0;
 
-*role by role*: only one role's accumulated update applied to the starting weights, and how far that alone moves the last
-stream and the logits. This is what tells which rule is wrong.
+*role by role*: the starting weights plus one role's accumulated update, and how far that alone moves the last stream
+and the logits. This tells which rule is wrong.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from completep.anatomy.trace import call, find_logits, first_tensor, given_tensor, input_of
 from completep.errors import UserError
 from completep.measure.subject import Batch, Batches, Subject
-from completep.rules.anatomy import call, find_logits, first_tensor
 from completep.rules.table import Role
 
-SAMPLE = (
-    16384  # entries of an activation that are kept to tell its change by: 0.6 % accurate, whatever the model's size
-)
+SAMPLE = 16384  # entries kept of an activation to measure its change: accurate to 0.6 % at any model size
+
+Note = Callable[[str, int, Tensor | None, float], None]  # quantity, layer, activation, factor
 
 
 @dataclass(frozen=True)
@@ -42,8 +41,8 @@ class RoleRow:
 
 
 def measure(subject: Subject, batches: Batches, probe: Batch, steps: int) -> tuple[list[StreamRow], list[RoleRow]]:
-    """Train for a few steps, and measure. Of an activation, its RMS and a bounded sample are kept, however large it is."""
-    refuse_noise(subject, probe)
+    """Train for a few steps and measure after each. Only the RMS and a bounded sample of an activation are kept."""
+    refuse_randomness(subject, probe)
     start = [p.detach().clone() for p in subject.model.parameters()]
     first = observe(subject, probe)
     rows = []
@@ -60,50 +59,56 @@ def measure(subject: Subject, batches: Batches, probe: Batch, steps: int) -> tup
 
 
 @dataclass(frozen=True)
-class Seen:
+class Observation:
     rms: float
     sample: Tensor
 
 
 @torch.no_grad()
-def observe(subject: Subject, probe: Batch) -> dict[tuple[str, int], Seen]:
-    """One forward pass; everything that is measured in it, reduced as it passes."""
-    found: dict[tuple[str, int], Seen] = {}
+def observe(subject: Subject, probe: Batch) -> dict[tuple[str, int], Observation]:
+    """One forward pass. Every measured activation is reduced as soon as it is computed."""
+    observed: dict[tuple[str, int], Observation] = {}
 
     def note(quantity: str, layer: int, x: Tensor | None, factor: float = 1.0) -> None:
-        if x is not None:
-            kept = x.detach().flatten()
-            kept = kept[_entries(len(kept)).to(kept.device)].float().cpu() if len(kept) > SAMPLE else kept.float().cpu()
-            found[quantity, layer] = Seen(rms(x) * factor, kept * factor)
+        if x is None:
+            return
+        flat = x.detach().flatten()
+        sample = flat[sample_indices(len(flat)).to(flat.device)] if len(flat) > SAMPLE else flat
+        observed[quantity, layer] = Observation(rms(x) * factor, sample.float().cpu() * factor)
 
     with watching(subject, note):
         output = call(subject.model, probe[0])
     note("logits", 0, find_logits(output))
-    return found
+    return observed
 
 
 @contextmanager
-def watching(subject: Subject, note: Any) -> Iterator[None]:
-    """Hooks on every block (the stream before it), every branch's last module, and what reads the last stream."""
-    anatomy, handles = subject.anatomy, []
+def watching(subject: Subject, note: Note) -> Iterator[None]:
+    """Hooks on every block (the stream before it), on every branch's last module, and on what reads the last stream."""
+    anatomy = subject.anatomy
+    handles: list[torch.utils.hooks.RemovableHandle] = []
     writers = {site.module for site in anatomy.branches if site.module}
     blocks = 0
 
-    def before(layer: int) -> Any:
-        return lambda module, args, kwargs: note("stream", layer, _given(args, kwargs))
+    def before(module: nn.Module, layer: int) -> None:
+        def hook(module: nn.Module, args: object, kwargs: object) -> None:
+            note("stream", layer, given_tensor(args, kwargs), 1.0)
 
-    def after(quantity: str, layer: int, factor: float) -> Any:
-        return lambda module, args, output: note(quantity, layer, first_tensor(output), factor)
+        handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+
+    def after(module: nn.Module, quantity: str, layer: int, factor: float) -> None:
+        def hook(module: nn.Module, args: object, output: object) -> None:
+            note(quantity, layer, first_tensor(output), factor)
+
+        handles.append(module.register_forward_hook(hook, prepend=True))  # before any multiplier's own hook
 
     for name, module in subject.model.named_modules():
         if any(stack.pattern.fullmatch(name) for stack in anatomy.stacks):
-            handles.append(module.register_forward_pre_hook(before(blocks), with_kwargs=True))
+            before(module, blocks)
             blocks += 1
         elif anatomy.template(name) in writers:
-            hook = after(f"branch {anatomy.template(name)}", blocks - 1, subject.branch_factors[name])
-            handles.append(module.register_forward_hook(hook, prepend=True))  # before any multiplier's own hook
-    reader = subject.model.get_submodule(anatomy.stream_reader)
-    handles.append(reader.register_forward_pre_hook(before(blocks), with_kwargs=True))
+            after(module, f"branch {anatomy.template(name)}", blocks - 1, subject.branch_factors[name])
+    before(subject.model.get_submodule(anatomy.stream_reader), blocks)
     try:
         yield
     finally:
@@ -113,58 +118,45 @@ def watching(subject: Subject, note: Any) -> Iterator[None]:
 
 @torch.no_grad()
 def role_effects(subject: Subject, probe: Batch, start: list[Tensor]) -> list[RoleRow]:
-    """For each role: the starting weights, with that role's update alone."""
+    """For each role: the starting weights with only that role's update."""
     parameters = list(subject.model.parameters())
-    end = [p.detach().clone() for p in parameters]
-    for parameter, value in zip(parameters, start, strict=True):
-        parameter.copy_(value)
-    starts, ends = ({id(p): v for p, v in zip(parameters, values, strict=True)} for values in (start, end))
+    end = {id(p): p.detach().clone() for p in parameters}
+    begin = {id(p): value for p, value in zip(parameters, start, strict=True)}
+    for p in parameters:
+        p.copy_(begin[id(p)])
     stream, logits = last_stream_and_logits(subject, probe)
     rows = []
     for role, owned in subject.roles().items():
         for p in owned:
-            p.copy_(ends[id(p)])
-        moved, said = last_stream_and_logits(subject, probe)
-        rows.append(RoleRow(role, rms(moved - stream), rms(said - logits)))
+            p.copy_(end[id(p)])
+        moved_stream, moved_logits = last_stream_and_logits(subject, probe)
+        rows.append(RoleRow(role, rms(moved_stream - stream), rms(moved_logits - logits)))
         for p in owned:
-            p.copy_(starts[id(p)])
+            p.copy_(begin[id(p)])
     return rows
 
 
 def last_stream_and_logits(subject: Subject, probe: Batch) -> tuple[Tensor, Tensor]:
-    seen: list[Tensor] = []
-
-    def keep(module: nn.Module, args: Any, kwargs: Any) -> None:
-        seen.append(_given(args, kwargs))  # type: ignore[arg-type]
-
-    reader = subject.model.get_submodule(subject.anatomy.stream_reader)
-    handle = reader.register_forward_pre_hook(keep, with_kwargs=True)
-    try:
-        output = call(subject.model, probe[0])
-    finally:
-        handle.remove()
-    return seen[0].clone(), find_logits(output)  # type: ignore[return-value]
+    stream, output = input_of(subject.model, subject.anatomy.stream_reader, probe[0])
+    logits = find_logits(output)
+    assert logits is not None  # the model was examined: it returns logits
+    return stream.clone(), logits
 
 
 @torch.no_grad()
-def refuse_noise(subject: Subject, probe: Batch) -> None:
-    """Two passes of one model over one batch must agree, or every change measured is noise."""
+def refuse_randomness(subject: Subject, probe: Batch) -> None:
+    """Two passes of one model over one batch must agree. Otherwise every measured change is noise."""
     one, two = (last_stream_and_logits(subject, probe)[1] for _ in range(2))
     if not torch.equal(one.nan_to_num(), two.nan_to_num()):
         drops = [n for n, m in subject.model.named_modules() if isinstance(m, nn.Dropout) and m.p > 0 and m.training]
         who = f": dropout is on in {drops[0]} and {len(drops) - 1} more places" if drops else ""
         raise UserError(
-            f"the model's forward is not deterministic{who}: it gives {rms(one - two):.2g} (RMS) between two passes over one batch",
-            fix="build it with dropout 0, or whatever draws random numbers in forward switched off",
+            f"the model's forward is not deterministic{who}: two passes over one batch differ by {rms(one - two):.2g}",
+            fix="build it with dropout 0, or switch off whatever draws random numbers in forward",
         )
 
 
-def _given(args: Any, kwargs: Any) -> Tensor | None:
-    found = first_tensor(args)
-    return found if found is not None else first_tensor(kwargs)
-
-
-def _entries(size: int) -> Tensor:
+def sample_indices(size: int) -> Tensor:
     return torch.randint(size, (SAMPLE,), generator=torch.Generator().manual_seed(size))
 
 

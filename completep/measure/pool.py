@@ -1,4 +1,4 @@
-"""A function over many items, in processes of one thread each: on small models two of those beat one with two threads."""
+"""A function over many items, in processes with one thread each: for small models that beats several threads."""
 
 import multiprocessing
 import os
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from completep.errors import UserError
 
@@ -18,14 +18,16 @@ Result = TypeVar("Result")
 def each(
     function: Callable[[Item], Result], items: Sequence[Item], workers: int | None = None
 ) -> Iterator[tuple[Item, Result]]:
-    """(item, result) as they are done; in this process where there is but one, or where they cannot be sent to another."""
+    """(item, result) as they finish. A single item, or a function that cannot be pickled, runs in this process."""
+    if workers is not None and workers < 1:
+        raise UserError(f"workers={workers}: must be at least 1", fix="leave workers out for one per core")
     workers = min(len(items), workers or os.cpu_count() or 1)
     if workers <= 1 or not _can_be_sent(function):
         for item in items:
             yield item, function(item)
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, initializer=_alone_on_its_core) as pool:
+    with ProcessPoolExecutor(workers, context, initializer=_one_thread) as pool:
         futures = {pool.submit(function, item): item for item in items}
         try:
             for future in as_completed(futures):
@@ -38,7 +40,7 @@ def each(
             pool.shutdown(cancel_futures=True)
 
 
-def _alone_on_its_core() -> None:
+def _one_thread() -> None:
     import torch
 
     from completep.train.speed import tune_process
@@ -47,10 +49,10 @@ def _alone_on_its_core() -> None:
     torch.set_num_threads(1)
 
 
-def _can_be_sent(function: Any) -> bool:
+def _can_be_sent(function: object) -> bool:
     try:
         sent = pickle.dumps(function)
     except (pickle.PicklingError, AttributeError, TypeError):
         return False
-    notebook = not hasattr(sys.modules["__main__"], "__file__")  # whose functions no other process can import
+    notebook = not hasattr(sys.modules["__main__"], "__file__")  # no other process can import its functions
     return not (notebook and b"__main__" in sent)

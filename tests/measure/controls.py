@@ -1,16 +1,17 @@
-"""Ways to be wrong that the coordinate check must catch, each with what it must blame: its own negative controls."""
+"""Mistakes that the coordinate check must catch, each with the roles it must blame: its negative controls."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import nn
 
-from completep.measure.grid import Axis
+from completep.measure.words import Axis
 from completep.model.gpt import gpt
 from completep.rules.parametrize import parametrize
 from completep.rules.table import COMPLETEP, MUP, ONE, SP, Column, Role, Rules, alpha, literature
+
+Pair = Callable[[int, int], tuple[nn.Module, torch.optim.Optimizer]]
 
 
 @dataclass(frozen=True)
@@ -20,11 +21,11 @@ class Control:
     axis: Axis
     blamed: tuple[Role, ...]
     eps: float = 1e-16
-    factory: "Callable[[int, int], Any] | None" = None  # of (model, optimizer), where the mistake is not in the rules
+    factory: "Pair | None" = None  # where the mistake is not in the rules
 
 
 def one_block_unscaled(width: int, depth: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """CompleteP but for the last block, whose branches are added as they are."""
+    """CompleteP, except that the last block's branches are added without a multiplier."""
     model = gpt(width, depth, 256, head_size=16)
     scaling = parametrize(model, base=lambda: gpt(32, 2, 256, head_size=16), rules=COMPLETEP)
     scaling.init_(0.06, seed=torch.initial_seed())
@@ -38,10 +39,11 @@ def unscaled(rules: Rules, column: str, roles: Collection[Role]) -> Rules:
         role: replace(rule, **{column: ONE}) if role in roles else rule  # type: ignore[arg-type]
         for role, rule in rules.columns[Column.ADAM].items()
     }
-    return replace(rules, name=f"{rules.name}, {column} unscaled", columns={Column.ADAM: adam})
+    name = f"{rules.name}, {column} unscaled"
+    return replace(rules, key=name, name=name, columns={Column.ADAM: adam})
 
 
-LARGE_EPS = 0.1  # far above the gradients of a small model, so that it matters
+LARGE_EPS = 0.1  # far above the gradients of a small model, so that ε matters
 
 CONTROLS = (
     Control("SP in depth", SP, "depth", (Role.HIDDEN, Role.HIDDEN_BIAS, Role.BLOCK_NORM)),

@@ -1,0 +1,162 @@
+"""The figures of the checks: coordinates, laziness, transfer. Frames and verdicts in, figures out."""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from completep.measure.curves import Transfer
+from completep.measure.verdict import Finding, overall
+from completep.measure.words import Axis
+from completep.report.document import Figure
+from completep.rules.table import Role, display_name
+
+if TYPE_CHECKING:
+    from completep.measure.grid import Coordinates
+    from completep.measure.linearization import LazyVerdict
+    from completep.report.document import Panel
+
+
+def coordinate_figures(coordinates: "Coordinates", findings: Sequence[Finding], axis: Axis) -> list[Figure]:
+    """The paper's figure (the last stream over size, a line per step), and how far each role's update alone moves
+    it.
+    """
+    along = coordinates.along(axis)
+    columns = along.stream["rules"].unique(maintain_order=True).to_list()
+    top = (pl.col("quantity") == "stream") & (pl.col("layer") == pl.col("layer").max().over("rules", "width", "depth"))
+    stream = _over_seeds(along.stream.filter(top), axis, pl.col("step"), "rms")
+    on_logits = pl.col("role").is_in([str(r) for r in Role if r.trait.acts_on == "logits"])
+    effects = along.roles.with_columns(
+        value=pl.when(on_logits).then("logits").otherwise("stream"),
+        role=pl.when(on_logits).then(pl.col("role") + " (logits)").otherwise("role"),
+    )
+    roles = _over_seeds(effects.filter(pl.col("value") > 0), axis, pl.col("role"), "value")
+    above = [_size_panel(stream, r, axis, "step", _word(findings, r, axis), r == columns[0]) for r in columns]
+    below = [_size_panel(roles, r, axis, "role", _blamed(findings, r, axis), r == columns[0]) for r in columns]
+    return [
+        Figure(f"{axis}-1", f"Does training behave the same as the model grows in {axis}?", tuple(above), columns=2),
+        Figure(f"{axis}-2", "How far does each role's update alone move the stream or the logits?", tuple(below), 2),
+    ]
+
+
+def _over_seeds(frame: pl.DataFrame, axis: Axis, line: pl.Expr, value: str) -> pl.DataFrame:
+    """Geometric means of the finite values."""
+    points = frame.with_columns(size=pl.col(axis), line=line, value=pl.col(value)).filter(pl.col("value").is_finite())
+    return points.group_by("rules", "size", "line", maintain_order=True).agg(pl.col("value").log().mean().exp())
+
+
+def _size_panel(everything: pl.DataFrame, rules: str, axis: Axis, kind: str, word: str, first: bool) -> "Panel":
+    """Log–log lines over size; the panels of a figure share their scales."""
+    import altair as alt
+
+    from completep.report import charts
+
+    points = everything.filter(pl.col("rules") == rules)
+    low, high = charts.positive_span(everything["value"])
+    what = "RMS of the last stream" if kind == "step" else "moved by one role (RMS)"
+    y = charts.y_axis("value", what if first else None, log=True, domain=(low / 1.15, high * 1.15))
+    sizes = sorted(everything["size"].unique().to_list()) or [1, 2]
+    x = charts.size_x("size", sizes, "depth L (layers)" if axis == "depth" else "width N")
+    title = f"{display_name(rules)}: {word}"
+    if kind == "step":
+        colour = alt.Color("line:O", title="training step", scale=alt.Scale(scheme="viridis"))
+    else:
+        colour = alt.Color("line:N", title="role", scale=alt.Scale(range=charts.OKABE_ITO))
+    tips = charts.tips("line:N", "size:Q", value=".3g")
+    return charts.lines(points, x, y, colour, "line", title, tips)
+
+
+def _word(findings: Sequence[Finding], rules: str, axis: Axis) -> str:
+    return overall(f for f in findings if (f.rules, f.axis) == (rules, axis))
+
+
+def _blamed(findings: Sequence[Finding], rules: str, axis: Axis) -> str:
+    roles = [f for f in findings if (f.rules, f.axis) == (rules, axis) and f.role]
+    names = [str(f.role) for f in roles if f.word == "FAIL"]
+    if names:
+        return f"{' and '.join(names)} fail" if len(names) <= 2 else f"{len(names)} roles fail"
+    return "all roles pass" if all(f.word == "PASS" for f in roles) else "no role fails, some are unclear"
+
+
+def laziness_figure(frame: pl.DataFrame, verdicts: "Sequence[LazyVerdict]", name: str = "laziness") -> Figure:
+    """Median and quartiles over seeds; triangles where float32 would have overflowed."""
+    import altair as alt
+
+    from completep.report import charts
+
+    labels = {v.rules: _lazy_label(v) for v in verdicts}
+    points = frame.group_by("rules", "depth", maintain_order=True).agg(
+        low=pl.col("ratio").quantile(0.25),
+        middle=pl.col("ratio").median(),
+        high=pl.col("ratio").quantile(0.75),
+        overflows=pl.col("overflows").any(),
+    )
+    points = points.with_columns(line=pl.col("rules").replace_strict(labels))
+    low, high = charts.positive_span(pl.concat([points["low"], points["high"].rename("low")]))
+    symbol = "|Δh - Δh_lin| / |Δh_lin|"
+    x = charts.size_x("depth", sorted(frame["depth"].unique().to_list()), "depth L (blocks)")
+    y = charts.y_axis("middle", symbol, log=True, domain=(low / 1.2, high * 1.2), form="~e")
+    legend = alt.Legend(labelLimit=320, symbolOpacity=1)
+    scale = alt.Scale(domain=list(labels.values()), range=charts.rules_colours(list(labels)))
+    colour = alt.Color("line:N", title=None, scale=scale, legend=legend)
+    title = "Median and quartiles over seeds; ▲ the forward pass overflows float32"
+    hidden = charts.hiding("line", title)
+    base = alt.Chart(points).encode(x=x, color=colour, opacity=charts.shown(hidden))
+    band = base.mark_area().encode(opacity=charts.shown(hidden, 0.2), y=alt.Y("low:Q", title=symbol), y2="high:Q")
+    line = base.mark_line().encode(y=y).add_params(hidden)
+    shapes = alt.Scale(domain=[False, True], range=["circle", "triangle-up"])
+    marks = base.mark_point(filled=True).encode(
+        size=alt.condition("datum.overflows", alt.value(150), alt.value(45)),
+        y=y, shape=alt.Shape("overflows:N", scale=shapes, legend=None), tooltip=["rules:N", "depth:Q", "middle:Q"],
+    )  # fmt: skip
+    panel = charts.panel(band, line, marks, title=title, width=460)
+    return Figure(name, "How nonlinearly does a block still learn?", (panel,))
+
+
+def _lazy_label(v: "LazyVerdict") -> str:
+    slope = f"  L^{v.slope.value:+.2f}" if v.slope else ""
+    return f"{display_name(v.rules)}{slope} {v.word}"
+
+
+def transfer_figure(frame: pl.DataFrame, transfers: Sequence[Transfer], name: str, title: str) -> Figure:
+    """A panel per parameterization, a line per size; and the paper's last panel: the loss with the base's best
+    everywhere.
+    """
+    from completep.report import charts
+
+    swept = transfers[0].hyperparameter
+    size = "depth" if frame["depth"].n_unique() > 1 else "width"
+    # Vega reads dots and brackets in a column's name as a path, so the swept column gets a plain one.
+    means = charts.mean_loss(frame.rename({swept: "value"}), "rules", size, "value")
+    sizes, values = sorted(means[size].unique().to_list()), sorted(means["value"].unique().to_list())
+    span, x = charts.span_of(means["loss"]), charts.log2_x("value", values, charts.SYMBOLS.get(swept, f"base {swept}"))
+    colour = charts.by_order(size, "depth L" if size == "depth" else "width N", sizes)
+    panels = [
+        charts.loss_curves(
+            means.filter(pl.col("rules") == t.rules), x, "value", colour, size, f"{display_name(t.rules)}: {t.word}",
+            why=t.why, span=span, mark=t.best, first=i == 0,
+        )
+        for i, t in enumerate(transfers)
+    ]  # fmt: skip
+    if any(t.shapes for t in transfers):
+        panels.append(_at_base_best(transfers, size))
+    return Figure(name, title, tuple(panels))
+
+
+def _at_base_best(transfers: Sequence[Transfer], size: str) -> "Panel":
+    from completep.report import charts
+
+    rows = []
+    for t in transfers:
+        rows.append({"rules": t.rules, size: getattr(t.base, size), "loss": t.best_loss})
+        rows += [
+            {"rules": t.rules, size: getattr(s.shape, size), "loss": s.loss} for s in t.shapes if math.isfinite(s.loss)
+        ]
+    points = charts.labelled(pl.DataFrame(rows, infer_schema_length=None))
+    x = charts.size_x(size, points[size].unique().to_list(), "depth L" if size == "depth" else "width N")
+    tips = charts.tips("label:N", f"{size}:Q", loss=".4f")
+    why = f"loss with the base's best {transfers[0].hyperparameter} at every {size}"
+    colour = charts.by_rules([t.rules for t in transfers])
+    y = charts.y_axis("loss", None)
+    return charts.lines(points, x, y, colour, "label", "Tuned at the base only", tips, why=why)
