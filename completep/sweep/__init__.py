@@ -1,0 +1,14 @@
+"""Runs done exactly once, on this machine or on a cluster, through crashes and kills. It knows tasks, not studies.
+
+In: trials, each a point on some axes with its `Task`. Out: a store with one folder per task, and which tasks failed.
+
+    task.py      what the machinery must know of a task: a protocol that any kind of run can have
+    store.py     folders named by content; locks; what is done
+    devices.py   this machine's GPUs and memory; a run over several processes (torchrun)
+    engine.py    the one loop that starts tasks, judges how they ended and retries
+    local.py     backend: a process per task on this machine
+    on_ray.py    backend: a Ray cluster
+    training.py  a training run of the decoder as a task
+    search.py    which trials to run: the whole grid, or a walk to each curve's minimum
+    conduct.py   trials × search × engine, with progress reports
+"""

@@ -1,0 +1,69 @@
+"""This machine's GPUs and memory, and a run over several of its processes."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from completep.errors import UserError
+
+
+def devices() -> list[str]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    import torch
+
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return named.split(",") if named else [str(i) for i in range(torch.cuda.device_count())]
+
+
+def device_groups(ranks: int) -> list[list[str]]:
+    """The GPUs in groups for one run each; an empty list where there are none."""
+    available = devices()
+    if available and len(available) < ranks:
+        raise UserError(
+            f"a run needs ranks={ranks} GPUs, but there are {len(available)}", fix=f"ranks={len(available)}"
+        )
+    return [available[i : i + ranks] for i in range(0, len(available) - ranks + 1, ranks)]
+
+
+def device_count() -> int:
+    """How many runs fit at a time: GPUs where there are any, otherwise cores."""
+    return len(devices()) or os.cpu_count() or 1
+
+
+def available_memory() -> float:
+    """Free bytes on this machine; infinite where that cannot be read, so that nothing is limited."""
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        return float(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):
+        return float("inf")
+
+
+def torchrun(module: Sequence[str], ranks: int, lock: int) -> None:
+    """Run a module over several processes of this machine, one per GPU where there are any, until it ends.
+
+    torchrun inherits the lock, so that the task stays locked even if only this process is killed. SIGTERM and SIGINT
+    are passed on: the ranks save their checkpoint and stop.
+    """
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    stops: list[int] = []
+    started: list[subprocess.Popen[bytes]] = []
+
+    def stop(number: int, frame: object) -> None:
+        stops.append(number)
+        for process in started:
+            process.terminate()
+
+    old = {s: signal.signal(s, stop) for s in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
+        started.append(subprocess.Popen([*launcher, "-m", *module], env=one_thread, pass_fds=[lock]))
+        if stops:  # the signal came before the process was in the list
+            started[0].terminate()
+        started[0].wait()
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)

@@ -1,0 +1,160 @@
+"""A training run of the decoder as a task.
+
+Two parameterizations that give the same numbers at a shape (all of them at the base; SP and muP in depth) are one run.
+"""
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from pathlib import Path
+
+import polars as pl
+
+from completep.compute import flops
+from completep.compute.memory import memory
+from completep.config import Data, Run, Shape, run_id
+from completep.errors import UserError
+from completep.rules.table import rules_named
+from completep.sweep.devices import devices, torchrun
+from completep.sweep.store import Store
+from completep.sweep.task import Value
+from completep.train.loop import How, claim, open_corpus, train
+from completep.train.records import Record, read_metrics
+from completep.units import power
+
+SIMPLEST = ("sp", "mup", "completep")
+INTERPRETER = 0.4e9  # bytes that a process takes before its model
+# Utilisation is not recorded: measuring the peak before each of thousands of small runs costs more than it is worth.
+HOW = How(checkpoint_every=500, keep=1, peak=None)
+
+
+@dataclass(frozen=True)
+class Training:
+    """One run, under the simplest rules and base that give the same numbers, with its data's hash in it."""
+
+    run: Run
+    how: How = HOW
+    ranks: int = 1
+
+    @staticmethod
+    def of(run: Run, how: How = HOW, ranks: int = 1) -> "Training":
+        if ranks < 1 or (how.micro_batch is not None and how.micro_batch < 1):
+            raise UserError(
+                f"ranks={ranks}, micro_batch={how.micro_batch}: must be at least 1",
+                fix="leave them out for the defaults",
+            )
+        return Training(canonical(with_data(run)), how, ranks)
+
+    @cached_property
+    def id(self) -> str:
+        return run_id(self.run)
+
+    @cached_property
+    def cost(self) -> float:
+        return flops.training_flops(self.run.model, self.run.sequence, self.run.tokens)
+
+    def memory(self) -> float:
+        """Without the model where that is in a GPU's memory."""
+        if devices():
+            return INTERPRETER * self.ranks
+        micro = self.how.micro_batch or max(1, self.run.batch // self.ranks)
+        model = memory(self.run.model, sequence=self.run.sequence, micro_batch=micro, ranks=1)
+        return self.ranks * (INTERPRETER + model.per_rank)
+
+    def describe(self) -> str:
+        run, h = self.run, self.run.hyperparameters
+        settings = f"lr {power(h.lr)}, std {h.std:g}, wd {h.weight_decay:.2g}, eps {h.eps:g}, seed {run.seed}"
+        return f"{run.rules} {run.model.width} × {run.model.depth}, {settings}"
+
+    def carry_out(self, folder: Path, lock: int) -> None:
+        """With one thread, or under torchrun. A finished run keeps its weights and loses its checkpoints."""
+        import torch
+
+        torch.set_num_threads(1)
+        if self.ranks > 1:
+            claim(folder, self.run)
+            torchrun(self._command(folder), self.ranks, lock)
+        else:
+            train(self.run, folder, self.how)
+        if (folder / "result.json").exists():
+            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+
+    def _command(self, folder: Path) -> list[str]:
+        how = self.how
+        words = ["completep", "train", str(folder / "run.json"), "--out", str(folder)]
+        words += ["--parallel", how.parallel if how.parallel != "none" else "ddp", "--precision", how.precision]
+        words += ["--checkpoint-every", str(how.checkpoint_every), "--keep", str(how.keep)]
+        words += ["--compile"] if how.compile else []
+        return words + (["--micro-batch", str(how.micro_batch)] if how.micro_batch else [])
+
+    def loss(self, result: Mapping[str, object]) -> float | None:
+        value = result.get("validation_loss")
+        return float(value) if isinstance(value, (int, float)) else None
+
+
+def canonical(run: Run) -> Run:
+    """The same run under the simplest rules and base that give the same numbers."""
+    shape = Shape(run.model.width, run.model.depth)
+    rules = _simplest(run.rules, shape.width != run.base.width, shape.depth != run.base.depth)
+    # Rules without a factor along an axis do not depend on where the base was on it.
+    width = run.base.width if _simplest(rules, True, False) != "sp" else shape.width
+    depth = run.base.depth if _simplest(rules, False, True) != "sp" else shape.depth
+    return replace(run, rules=rules, base=Shape(width, depth))
+
+
+@cache
+def _simplest(rules: str, wider: bool, deeper: bool) -> str:
+    effect = rules_named(rules).effect(wider=wider, deeper=deeper)
+    same = (key for key in SIMPLEST if rules_named(key).effect(wider=wider, deeper=deeper) == effect)
+    return next(same, rules)
+
+
+def with_data(run: Run) -> Run:
+    """The run with its data's hash in it, so that other data is another run. Data that is not given yet stays open."""
+    if run.data.sha256 or not run.data.source:
+        return run
+    return replace(run, data=replace(run.data, sha256=_sha256(run.data)))
+
+
+@cache
+def _sha256(data: Data) -> str:
+    return open_corpus(data).sha256
+
+
+def describe(run: Run) -> dict[str, Value]:
+    """A run's settings, as columns of a frame."""
+    h = run.hyperparameters
+    return {
+        "rules": run.rules,
+        "width": run.model.width,
+        "depth": run.model.depth,
+        "lr": h.lr,
+        "std": h.std,
+        "eps": h.eps,
+        "weight_decay": h.weight_decay,
+        "seed": run.seed,
+        "batch": run.batch,
+        "steps": run.schedule.steps,
+        "parameters": flops.non_embedding(run.model),
+        "flops": flops.training_flops(run.model, run.sequence, run.tokens),
+    }
+
+
+def history(store: Store, trials: "Sequence[tuple[Mapping[str, Value], Training]]") -> pl.DataFrame:
+    """A row per recorded training step: the labels, step, tokens and loss."""
+    rows = [
+        {
+            **labels, "run": task.id, "step": record.step,
+            "tokens": record.step * task.run.batch * task.run.sequence, "loss": record.loss,
+        }
+        for labels, task in trials
+        for record in _records(store, task)
+        if record.kind == "step"
+    ]  # fmt: skip
+    return pl.DataFrame(rows, infer_schema_length=None)
+
+
+def _records(store: Store, task: Training) -> Iterator[Record]:
+    path = store.folder(task) / "metrics.jsonl"
+    return read_metrics(path) if path.exists() else iter(())

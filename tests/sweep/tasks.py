@@ -1,0 +1,70 @@
+"""Tasks for tests of the sweep machinery: training runs that are only named, and tasks that are no training at all."""
+
+import json
+import os
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from completep.config import GPTConfig, Hyperparameters, Run, Schedule, Shape
+from completep.sweep.engine import Engine, unwatched
+from completep.sweep.local import Local
+from completep.sweep.store import Store
+from completep.sweep.training import Training, canonical
+from completep.train.loop import How
+from tests.train.runs import small_run
+
+BASE = Shape(64, 2)
+HOW = How(checkpoint_every=3, keep=1, peak=None, log_every=1)
+
+
+def run(rules="completep", width=64, depth=2, **changes):
+    model, hyper = GPTConfig(width, depth, 256), Hyperparameters(0.01, 0.02)
+    return replace(Run(model, hyper, Schedule(10, 1), 4, 16, rules=rules, base=BASE), **changes)
+
+
+def task(config):
+    """As `Training.of`, without looking at data."""
+    return Training(canonical(config))
+
+
+def engine(folder, events=None, workers=None):
+    return Engine(Store(folder), Local(workers), unwatched if events is None else events.append)
+
+
+def training(data, ranks=1, **changes):
+    """A real run of about a second."""
+    return Training.of(small_run(data, **changes), HOW, ranks)
+
+
+@dataclass(frozen=True)
+class Script:
+    """Not a training run: writes a number, or fails, or waits for a file."""
+
+    name: str
+    value: float = 0.0
+    fails: bool = False
+    waits_for: str = ""
+    cost: float = 1.0
+    ranks: int = 1
+
+    @property
+    def id(self):
+        return f"script-{self.name}"
+
+    def memory(self):
+        return 1e6
+
+    def describe(self):
+        return f"script {self.name}"
+
+    def carry_out(self, folder: Path, lock: int):
+        os.write(1, f"{self.name} in process {os.getpid()}\n".encode())
+        while self.waits_for and not Path(self.waits_for).exists():
+            time.sleep(0.05)
+        if self.fails:
+            raise RuntimeError(f"{self.name} cannot do this")
+        (folder / "result.json").write_text(json.dumps({"status": "done", "loss": self.value}))
+
+    def loss(self, result):
+        return result["loss"]

@@ -1,0 +1,127 @@
+"""Bracketing finds the grid's minimum with fewer runs, on curves whose minimum is known."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from completep.measure.curves import curve
+from completep.stats import mean_over_seeds, minimum
+from completep.studies.lr_transfer import STUDY
+from completep.studies.scale import LAPTOP
+from completep.sweep.search import Bracketing, next_values
+from completep.sweep.store import Store
+from completep.train.records import Result
+
+ROOT = Path(__file__).parents[2]
+GRID = [2.0**e for e in range(-12, -2)]
+
+
+@dataclass
+class Pretend:
+    """An engine whose losses are a formula."""
+
+    store: Store
+    loss: Callable
+    done: list = field(default_factory=list)
+
+    def run(self, tasks):
+        for task in tasks:
+            path = self.store.folder(task) / "result.json"
+            if path.exists():
+                continue
+            loss = self.loss(task.run)
+            ended = math.isfinite(loss)
+            path.parent.mkdir(parents=True)
+            result = Result("done" if ended else "diverged", 1, None, loss if ended else None, 1, 1.0, 1.0, "x")
+            path.write_text(json.dumps(asdict(result)))
+            self.done.append(task.run)
+        return []
+
+
+def bowl(drift, diverges=math.inf):
+    def loss(run):
+        e = math.log2(run.hyperparameters.lr)
+        if e > diverges:
+            return math.inf
+        place = -6.3 + drift.get({"sp": "mup"}.get(run.rules, run.rules), 0.0) * math.log2(run.model.depth / 2)
+        return 2 + 0.03 * (e - place) ** 2 + 0.004 * (e - place) ** 3 + 0.001 * run.seed
+
+    return loss
+
+
+def measured(name):
+    """The losses of a sweep that was really run, from the page of its results."""
+    frame = pl.read_csv(ROOT / "docs" / "results" / name / "runs.csv")
+    losses = {(r["rules"], r["depth"], r["lr"], r["seed"]): r["loss"] for r in frame.iter_rows(named=True)}
+    # A run of one effect stands under its simplest rules; the sweep wrote it under each that it was asked for.
+    also = {"sp": ("mup", "completep"), "mup": ("mup",)}
+
+    def loss(run):
+        keys = (run.rules, *also.get(run.rules, ()))
+        return next(
+            losses[r, run.model.depth, run.hyperparameters.lr, run.seed]
+            for r in keys
+            if (r, run.model.depth, run.hyperparameters.lr, run.seed) in losses
+        )
+
+    return loss
+
+
+def both(tmp_path, loss, **values):
+    return searched(STUDY.at(LAPTOP).narrowed({"lr": [f"2^{e}" for e in range(-12, -2)], **values}), tmp_path, loss)
+
+
+def searched(experiment, tmp_path, loss):
+    full, few = (Pretend(Store(tmp_path / name), loss) for name in ("full", "few"))
+    trials = STUDY.trials(experiment)
+    full.run([trial.task for trial in trials])
+    ran, failed = Bracketing(few, "lr", experiment.axes["lr"]).run(trials)
+    assert failed == []
+    grid, found = (STUDY.frame(experiment, p.store, t) for p, t in ((full, trials), (few, ran)))
+    return experiment, full, few, grid, found
+
+
+@pytest.mark.parametrize("diverges", [math.inf, -5.0])
+def test_the_same_answer_with_fewer_runs(tmp_path, diverges):
+    alike(*both(tmp_path, bowl({"mup": -0.5, "alpha=0.5": 0.4}, diverges)))
+
+
+def test_the_same_answer_on_a_sweep_that_was_run(tmp_path):
+    alike(*searched(STUDY.at(LAPTOP), tmp_path, measured("lr-transfer")))
+
+
+def alike(experiment, full, few, grid, found):
+    assert len(few.done) < 0.6 * len(full.done)
+    for rules in experiment.axes["rules"]:
+        for depth in experiment.axes["depth"]:
+            here = [f.filter((f["rules"] == rules) & (f["depth"] == depth)) for f in (grid, found)]
+            curves = [curve(f.select("lr", "loss", "seed"), "lr") for f in here]
+            a, b = (minimum(x, mean_over_seeds(losses)) for x, losses in curves)
+            assert abs(a.place - b.place) <= 0.25
+            assert a.interior == b.interior
+
+
+def test_a_minimum_at_the_edge_is_walked_to(tmp_path):
+    _, _, _, grid, found = both(
+        tmp_path, lambda run: 2 - 0.01 * math.log2(run.hyperparameters.lr), depth=[2], rules=["mup"], seed=[0]
+    )
+    assert found.sort("loss")["lr"][0] == grid.sort("loss")["lr"][0] == 2**-3
+
+
+def test_what_diverges_everywhere_is_walked_down_from(tmp_path):
+    _, _, few, _, found = both(tmp_path, lambda run: math.inf, depth=[2], rules=["mup"], seed=[0])
+    assert min(r.hyperparameters.lr for r in few.done) == 2**-12
+    assert found["status"].to_list() == ["diverged"] * found.height
+
+
+def test_the_next_values():
+    assert next_values(GRID, {}, 2.0**-7) == [2.0**-8, 2.0**-7, 2.0**-6]
+    assert next_values(GRID, {}, 2.0**-12) == [2.0**-12, 2.0**-11, 2.0**-10]
+    known = {2.0**-8: 2.1, 2.0**-7: 2.0, 2.0**-6: 2.2}
+    assert next_values(GRID, known, 2.0**-7) == []
+    assert next_values(GRID, known | {2.0**-6: 1.9}, 2.0**-7) == [2.0**-5]
