@@ -1,6 +1,7 @@
-"""The studies: the paper's settings to the digit, axes that can be narrowed, errors that name the nearest word."""
+"""The studies: the paper's settings to the digit, axes that can be narrowed, errors that suggest the nearest word."""
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,31 +10,33 @@ from completep import paper
 from completep.compute import flops
 from completep.errors import UserError
 from completep.rules.table import rules_named
-from completep.study.design import Measurement, Sweep, read_value
-from completep.study.engine import cost
-from completep.study.named import STUDIES, study_named
-from completep.study.scale import LAPTOP, PAPER, SCALES
-from completep.study.store import canonical
+from completep.studies.design import Measurement, Sweep, listed, read_value, read_words
+from completep.studies.run import known_studies, study_named
+from completep.studies.scale import LAPTOP, PAPER, SCALES
+from completep.sweep.training import Training, canonical
+from tests.studies import own_study
 
 NAMES = (
-    "lr-transfer", "init-transfer", "lr-transfer-compute-optimal", "eps-transfer", "dynamics", "coordinates", "laziness", "shape",
-    "tau", "lr-wd-grid", "horizon", "downstream",
+    "coordinates", "downstream", "dynamics", "eps-transfer", "horizon", "init-transfer", "laziness", "lr-transfer",
+    "lr-transfer-compute-optimal", "lr-wd-grid", "shape", "tau",
 )  # fmt: skip
 
 
-def runs(name, scale=PAPER, *words):
-    return study_named(name, scale).narrowed(words).runs()
+def runs(name, scale=PAPER, **values):
+    """(point, run) of every point."""
+    study = study_named(name)
+    return [(point, study.run(scale, point)) for point in study.at(scale).narrowed(values).points()]
 
 
 @pytest.mark.parametrize("scale", SCALES.values(), ids=SCALES)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_study_has_runs_for_every_point(name, scale):
-    study = study_named(name, scale)
+    study = study_named(name)
     assert study.name == name
     if isinstance(study, Measurement):
-        assert all(study.axes.values())
+        assert all(study.axes[scale.name].values())
         return
-    found = study.runs()
+    found = runs(name, scale)
     assert len(found) == len({tuple(p.items()) for p, _ in found}) > 3
     for point, run in found[:: max(1, len(found) // 20)]:
         assert run.rules == point["rules"]
@@ -87,7 +90,7 @@ def test_weight_decay_follows_its_timescale_at_the_papers_scale():
 def test_the_eps_study_compares_with_the_same_rules_but_for_eps():
     from completep.rules.table import Role
 
-    ours, flat = (rules_named(r) for r in study_named("eps-transfer", PAPER).axes["rules"][::-1])
+    ours, flat = (rules_named(r) for r in study_named("eps-transfer").axes["paper"]["rules"][::-1])
     for role in Role:
         assert ours.rule(role).lr == flat.rule(role).lr
         assert flat.rule(role).eps(1, 64) == 1
@@ -103,27 +106,31 @@ def test_what_is_shared_is_run_once():
 
 
 def test_half_an_hour_on_two_cores():
-    """With the 45 GFLOP/s a core that models 64 wide reach here, every laptop study fits."""
+    """With the 45 GFLOP/s per core that models 64 wide reach here, every laptop study fits."""
     for name in NAMES:
-        study = study_named(name, LAPTOP)
-        if isinstance(study, Sweep):
-            assert sum(cost(r) for r in {canonical(r) for _, r in study.runs()}) / 2 / 45e9 < 30 * 60, name
+        if isinstance(study_named(name), Sweep):
+            tasks = {Training(canonical(run)) for _, run in runs(name, LAPTOP)}
+            assert sum(task.cost for task in tasks) / 2 / 45e9 < 30 * 60, name
 
 
 def test_narrowing():
-    study = study_named("lr-transfer", LAPTOP).narrowed(["depth=2,8", "lr=2^-8,0.01", "seed=0"])
-    assert study.axes["depth"] == (2, 8)
-    assert study.axes["lr"] == (2**-8, 0.01)
-    assert study.axes["seed"] == (0,)
-    assert len(study.runs()) == 3 * 2 * 2
-    assert study_named("shape", LAPTOP).narrowed(["shape=32x4"]).runs()[0][1].model.width == 32
+    study = study_named("lr-transfer")
+    few = study.at(LAPTOP).narrowed(read_words(["depth=2,8", "lr=2^-8,0.01", "seed=0"]))
+    assert few.axes["depth"] == (2, 8)
+    assert few.axes["lr"] == (2**-8, 0.01)
+    assert few.axes["seed"] == (0,)
+    assert len(study.trials(few)) == 3 * 2 * 2
+    plain = study.at(LAPTOP).narrowed({"depth": [2, 8], "lr": [2**-8, 0.01], "seed": [0]})
+    assert plain.axes == few.axes  # Python values and words are the same
+    assert runs("shape", LAPTOP, shape=["32x4"])[0][1].model.width == 32
 
 
 @pytest.mark.parametrize(
     ("name", "word", "said", "fix"),
     [
         ("lr-transfer", "dept=2", "no axis 'dept'", "did you mean depth?"),
-        ("lr-transfer", "depth", "no value", "rules, depth, lr, seed"),
+        ("lr-transfer", "depth", "no value", "AXIS=VALUE"),
+        ("lr-transfer", "dept=2", "no axis", "rules, depth, lr, seed"),
         ("lr-transfer", "depth=2.5", "'2.5' is not a whole number", "2"),
         ("lr-transfer", "lr=fast", "'fast' is not a number", "write values like"),
         ("lr-transfer", "lr=2^", "'2^' is not a number", "write values like"),
@@ -131,48 +138,89 @@ def test_narrowing():
         ("shape", "shape=", "an empty value", "write values like"),
     ],
 )
-def test_bad_axes_are_told(name, word, said, fix):
+def test_bad_axes_are_errors(name, word, said, fix):
     with pytest.raises(UserError) as error:
-        study_named(name, LAPTOP).narrowed([word])
+        study_named(name).at(LAPTOP).narrowed(read_words([word]))
     assert said in error.value.what
     assert fix in error.value.fix
 
 
-def test_impossible_points_are_told_before_anything_runs():
-    for name, word in (
-        ("lr-transfer", "depth=0"),
-        ("shape", "shape=33x4"),
-        ("shape", "shape=wide"),
-        ("lr-transfer", "rules=best"),
-    ):
-        with pytest.raises(UserError):
-            canonical(runs(name, LAPTOP, word)[0][1])
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("lr-transfer", {"depth": [0]}),
+        ("shape", {"shape": ["33x4"]}),
+        ("shape", {"shape": ["wide"]}),
+        ("lr-transfer", {"rules": ["best"]}),
+    ],
+)
+def test_impossible_points_are_errors_before_anything_runs(name, values):
+    study = study_named(name)
+    with pytest.raises(UserError):
+        study.trials(study.at(LAPTOP).narrowed(values))
 
 
 def test_an_unknown_study_suggests_the_nearest():
     with pytest.raises(UserError) as error:
-        study_named("lr-transfr", LAPTOP)
+        study_named("lr-transfr")
     assert "did you mean lr-transfer?" in error.value.fix
-    assert all(name in error.value.fix for name in STUDIES)
+    assert all(name in error.value.fix for name in NAMES)
 
 
 def test_values_keep_their_axis_type():
-    assert read_value("8", 2, "depth=8") == 8
-    assert isinstance(read_value("8", 2, "depth=8"), int)
-    assert isinstance(read_value("1", 0.5, "lr=1"), float)
+    assert read_value("8", 2, "depth") == 8
+    assert isinstance(read_value("8", 2, "depth"), int)
+    assert isinstance(read_value("1", 0.5, "lr"), float)
     assert paper.TRANSFER_TOKENS // (paper.TRANSFER_BATCH * paper.SEQUENCE) == 1144
 
 
 def test_coordinates_at_the_papers_scale_are_the_papers(monkeypatch):
     """Experiment table: σ 0.06, η 2e-3, λ 0, B 4, 10 steps, 82K tokens, so T = 2048."""
-    from completep.study import named
+    from completep.studies import coordinates
 
     asked = {}
-    monkeypatch.setattr(named, "coordinate_check", lambda source, rules, shapes, setting, **_: asked.update(locals()))
-    study = study_named("coordinates", PAPER)
-    study.measure(**study.axes, workers=1, progress=None)
+    monkeypatch.setattr(
+        coordinates, "coordinate_check", lambda source, rules, shapes, setting, **_: asked.update(locals())
+    )
+    coordinates.STUDY.measure(coordinates.STUDY.at(PAPER), 1, None)
     s = asked["setting"]
     assert (s.std, s.lr, s.weight_decay, s.batch, s.steps) == (0.06, 2e-3, 0, 4, 10)
     assert s.batch * s.time * s.steps == 81920
     assert asked["source"].base == PAPER.base
     assert asked["source"].arguments == {"vocabulary": 50257, "head_size": 64}
+
+
+def test_every_module_with_a_study_is_known():
+    assert tuple(name for name in known_studies() if name != own_study.STUDY.name) == NAMES
+
+
+def test_two_studies_of_one_name_are_refused():
+    with pytest.raises(UserError, match="two studies named 'shape'"):
+        listed(replace(own_study.STUDY, name="shape"))
+    assert listed(study_named("shape")) is study_named("shape")  # its own file may be loaded again
+
+
+@pytest.mark.parametrize("name", ["../evil", "Two Words", "", "a/b"])
+def test_a_name_is_a_plain_word(name):
+    with pytest.raises(UserError, match="a study named"):
+        replace(own_study.STUDY, name=name)
+
+
+def test_rules_are_normalised_on_the_axis():
+    few = study_named("lr-transfer").at(LAPTOP).narrowed({"rules": ["CompleteP", "alpha=1", "completep", "muP"]})
+    assert few.axes["rules"] == ("completep", "mup")
+    assert study_named("lr-transfer").at(LAPTOP).narrowed({"rules": "SP", "depth": 2}).axes["depth"] == (2,)
+
+
+def test_a_scale_that_a_study_lacks_is_an_error():
+    small = replace(own_study.STUDY, axes={"laptop": own_study.STUDY.axes["laptop"]})
+    with pytest.raises(UserError, match="own-steps has no paper scale"):
+        small.at(PAPER)
+
+
+def test_a_study_without_a_figure_cannot_be_constructed():
+    shape = study_named("shape")
+    parts = {f: getattr(shape, f) for f in ("name", "question", "claim", "axes", "run", "find")}
+    with pytest.raises(TypeError, match="draw"):
+        Sweep(**parts)
+    assert Sweep(**parts, draw=shape.draw).name == "shape"

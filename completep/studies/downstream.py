@@ -1,0 +1,128 @@
+"""Downstream tasks: do lower losses become better answers? Scored by the lm-evaluation-harness, zero-shot."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from completep import paper
+from completep.config import Run
+from completep.errors import UserError
+from completep.integrations import harness
+from completep.report.document import Figure
+from completep.rules.table import display_name
+from completep.studies.design import UNSEEN, Agreement, Experiment, Outcome, Sweep, Trained, listed
+from completep.studies.judging import combined
+from completep.studies.scale import RULES, Scale, ScaleName, read_shape, shape_words
+from completep.sweep.store import Store
+from completep.sweep.task import Point
+
+if TYPE_CHECKING:
+    from completep.report.document import Panel
+
+ITEM_LIMIT: Mapping[ScaleName, int | None] = {"laptop": 200, "paper": None}  # of each task
+
+
+def run(scale: Scale, point: Point) -> Run:
+    return scale.compute_optimal(point, read_shape(point.text("shape")))
+
+
+def request(experiment: Experiment) -> harness.Request:
+    tasks, limit = harness.tasks_at(experiment.items), ITEM_LIMIT[experiment.scale.name]
+    return harness.Request(tuple(tasks), experiment.items, limit, paper.SEQUENCE)
+
+
+def prepare(experiment: Experiment) -> None:
+    """The tasks' items must be there before the first run."""
+    wanted = request(experiment)
+    with harness.local_tasks(wanted.tasks, wanted.data) as manager:
+        harness.load(manager, wanted.tasks)
+
+
+def evaluate(experiment: Experiment, folder: Path) -> None:
+    """Leaves the evaluation in the run's folder."""
+    harness.evaluate_run(folder, request(experiment))
+
+
+def read(experiment: Experiment, store: Store, trained: Trained) -> pl.DataFrame:
+    """A row per run and task, from the evaluations in the runs' folders. Nothing is evaluated here."""
+    wanted = request(experiment)
+    rows = []
+    for labels, task in trained:
+        evaluation = harness.stored_evaluation(store.folder(task), wanted)
+        if evaluation is None:
+            continue  # not trained, diverged, or not evaluated
+        point = {name: labels[name] for name in experiment.axes}
+        for name, (score, error) in evaluation.tasks.items():
+            facts = {"task": name, "metric": evaluation.metrics[name], "items": evaluation.items[name]}
+            rows.append({**point, "run": task.id, **facts, "score": score, "stderr": error})
+    return pl.DataFrame(rows, infer_schema_length=None)
+
+
+def find(experiment: Experiment, frame: pl.DataFrame) -> Outcome[None]:
+    """The average over tasks with its standard error: is CompleteP's the highest at every shape?"""
+    if frame.is_empty():
+        raise UserError("no run of this study is evaluated yet", fix="run the study first")
+    error = (pl.col("stderr").pow(2).sum().sqrt() / pl.len()).alias("stderr")
+    average = frame.group_by("shape", "rules", maintain_order=True).agg(score=pl.col("score").mean(), stderr=error)
+    agreements: list[Agreement] = []
+    sentences = []
+    for (shape,), part in average.partition_by("shape", as_dict=True).items():
+        scores = {r: (x, e) for r, x, e in part.select("rules", "score", "stderr").iter_rows()}
+        ours = scores.get("completep", (math.nan, math.nan))
+        gaps = [(ours[0] - x, max(e, ours[1])) for r, (x, e) in scores.items() if r != "completep"]
+        above, below = all(gap > noise for gap, noise in gaps), any(gap < -noise for gap, noise in gaps)
+        agreements.append("agrees" if gaps and above else "does not agree" if below else UNSEEN)
+        shown = ", ".join(f"{display_name(r)} {x:.1f} ± {e:.1f} %" for r, (x, e) in scores.items())
+        sentences.append(f"{shape}: {shown}")
+    tasks = frame.select("shape", "rules", "task", "metric", "items", "score", "stderr")
+    labels = {"task": pl.lit("average"), "metric": pl.lit(""), "items": pl.lit(None, pl.Int64)}
+    table = pl.concat([tasks, average.with_columns(**labels).select(tasks.columns)], how="vertical_relaxed")
+    names = ", ".join(frame["task"].unique(maintain_order=True).to_list())
+    return Outcome(combined(agreements), f"average of {names}. " + "; ".join(sentences), table, None)
+
+
+def draw(experiment: Experiment, frame: pl.DataFrame, outcome: Outcome[None]) -> list[Figure]:
+    """A panel per shape: a dot with its standard error for every task and parameterization."""
+    import altair as alt
+
+    from completep.report import charts
+
+    points = charts.labelled(outcome.table).with_columns(
+        low=pl.col("score") - pl.col("stderr"), high=pl.col("score") + pl.col("stderr")
+    )
+    colour = charts.by_rules([str(r) for r in experiment.axes["rules"]])
+    panels: list[Panel] = []
+    for shape in map(str, experiment.axes["shape"]):
+        title = f"N × L = {shape.replace('x', ' × ')}"
+        hidden, own = charts.hiding("label", title), points.filter(pl.col("shape") == shape)
+        y = alt.Y("task:N", title=None, sort=own["task"].unique(maintain_order=True).to_list())
+        base = alt.Chart(own).encode(y=y, yOffset="label:N", color=colour, opacity=charts.shown(hidden))
+        x = alt.X("score:Q", title="accuracy (%)", scale=alt.Scale(zero=False))
+        dots = base.mark_point(filled=True, size=60).encode(x=x, tooltip=["label:N", "task:N", "score:Q", "stderr:Q"])
+        bars = base.mark_rule().encode(x="low:Q", x2="high:Q")
+        head = charts.heading(title, "bars: one standard error")
+        panel = alt.layer(bars, dots.add_params(hidden))
+        panels.append(panel.properties(width=charts.WIDTH, height=alt.Step(12), title=head))
+    return [Figure(experiment.name, experiment.study.question, tuple(panels))]
+
+
+STUDY = listed(
+    Sweep(
+        name="downstream",
+        question="Do lower losses become better answers?",
+        claim="Yes: at the best and at the deepest shape CompleteP has the highest average over six tasks.",
+        axes={
+            "laptop": {"rules": RULES, "shape": ("64x3", "16x48"), "seed": (0,)},
+            "paper": {"rules": RULES, "shape": shape_words(*paper.DOWNSTREAM_SHAPES), "seed": (0,)},
+        },
+        run=run,
+        find=find,
+        draw=draw,
+        prepare=prepare,
+        after=evaluate,
+        read=read,
+    )
+)

@@ -1,0 +1,75 @@
+"""Long runs, 200 tokens per parameter: does CompleteP still have the lowest loss?"""
+
+import polars as pl
+
+from completep import paper
+from completep.config import Run
+from completep.report.document import Figure
+from completep.rules.table import display_name
+from completep.studies.design import Experiment, Outcome, Sweep, listed
+from completep.studies.judging import combined, finished, ranking
+from completep.studies.scale import RULES, Scale, read_shape, shape_words
+from completep.sweep.task import Point
+
+
+def run(scale: Scale, point: Point) -> Run:
+    return scale.compute_optimal(point, read_shape(point.text("shape")), tpp=paper.HORIZON_TPP)
+
+
+def find(experiment: Experiment, frame: pl.DataFrame) -> Outcome[None]:
+    table = finished(frame).group_by("width", "depth", "rules", maintain_order=True).agg(loss=pl.col("loss").mean())
+    ranked = [
+        ranking(dict(part.select("rules", "loss").iter_rows()), f"{width} × {depth}")
+        for (width, depth), part in table.partition_by("width", "depth", as_dict=True).items()
+    ]
+    return Outcome(combined([a for a, _ in ranked]), "; ".join(sentence for _, sentence in ranked), table, None)
+
+
+def draw(experiment: Experiment, frame: pl.DataFrame, outcome: Outcome[None]) -> list[Figure]:
+    """A dot per parameterization and shape; a triangle where the run diverged."""
+    import altair as alt
+
+    from completep.report import charts
+
+    points = charts.labelled(outcome.table).with_columns(
+        shape=pl.format("{} × {}", "width", "depth"),
+        ended=pl.when(pl.col("loss").is_finite()).then(pl.lit("done")).otherwise(pl.lit("diverged")),
+    )
+    points = points.with_columns(pl.col("loss").fill_nan(pl.col("loss").filter(pl.col("loss").is_finite()).max()))
+    rules = [str(r) for r in experiment.axes["rules"]]
+    hidden = charts.hiding("label", "Loss by shape")
+    x = alt.X("loss:Q", title=charts.LOSS, scale=alt.Scale(zero=False, padding=14), axis=alt.Axis(tickCount=6))
+    kinds = alt.Scale(domain=["done", "diverged"], range=["circle", "triangle-up"])
+    dots = (
+        alt.Chart(points)
+        .mark_point(filled=True, size=90)
+        .encode(
+            x=x,
+            y=alt.Y("shape:N", title="N × L", sort=points["shape"].unique(maintain_order=True).to_list()),
+            yOffset=alt.YOffset("label:N", sort=[display_name(r) for r in rules]),
+            color=charts.by_rules(rules),
+            opacity=charts.shown(hidden),
+            shape=alt.Shape("ended:N", scale=kinds, legend=None),
+            tooltip=["label:N", "shape:N", "ended:N", alt.Tooltip("loss:Q", format=".4f")],
+        )
+    )
+    panel = alt.layer(dots.add_params(hidden)).properties(
+        width=2 * charts.WIDTH, height=alt.Step(16), title=charts.heading("Loss by shape")
+    )
+    return [Figure(experiment.name, experiment.study.question, (panel,))]
+
+
+STUDY = listed(
+    Sweep(
+        name="horizon",
+        question="Does the result hold when models are trained for 200 tokens per parameter?",
+        claim="CompleteP has the lowest loss at every shape.",
+        axes={
+            "laptop": {"rules": RULES, "shape": ("32x1", "16x4", "32x2", "16x8"), "seed": (0,)},
+            "paper": {"rules": RULES, "shape": shape_words(*paper.HORIZON_SHAPES), "seed": (0,)},
+        },
+        run=run,
+        find=find,
+        draw=draw,
+    )
+)

@@ -1,0 +1,124 @@
+"""What several studies judge alike: finished runs, rankings of parameterizations, transfer over sizes."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import polars as pl
+
+from completep.config import Shape
+from completep.errors import UserError
+from completep.measure.curves import Transfer, judge_transfer
+from completep.measure.figures import transfer_figure
+from completep.report.document import Figure
+from completep.rules.table import display_name
+from completep.stats import Interval
+from completep.studies.design import UNSEEN, Agreement, Experiment, Outcome
+
+TELL = 0.005  # of the loss: closer losses are not told apart, since seeds at these sizes differ by about as much
+COMPETITIVE = 0.01  # of the loss: the paper's own margin for a good shape
+
+
+def finished(frame: pl.DataFrame) -> pl.DataFrame:
+    """The runs that ended; without any there is nothing to find."""
+    ended = frame.filter(pl.col("loss").is_not_null()) if "loss" in frame.columns else frame.clear()
+    if ended.is_empty():
+        raise UserError("no run of this study is done yet", fix="run the study first")
+    return ended
+
+
+def log2_text(value: float) -> str:
+    return f"2^{np.log2(value):.1f}"
+
+
+def combined(agreements: Sequence[Agreement]) -> Agreement:
+    """Disagrees if any place disagrees; agrees only if all agree."""
+    if "does not agree" in agreements:
+        return "does not agree"
+    return "agrees" if set(agreements) == {"agrees"} else UNSEEN
+
+
+def ranking(losses: Mapping[str, float | None], where: str) -> tuple[Agreement, str]:
+    """Is CompleteP's loss the lowest, by more than `TELL`? NaN or infinite is diverged, None is not known."""
+    shown = {r: "unknown" if x is None else f"{x:.4f}" if np.isfinite(x) else "diverged" for r, x in losses.items()}
+    sentence = f"{where}: " + ", ".join(f"{display_name(r)} {x}" for r, x in shown.items())
+    known = {r: x if np.isfinite(x) else np.inf for r, x in losses.items() if x is not None}
+    if "completep" not in losses or len(losses) < 2 or len(known) < len(losses):
+        return UNSEEN, sentence
+    ours = known.pop("completep")
+    best = min(known.values())
+    if not np.isfinite(ours):
+        return ("does not agree" if np.isfinite(best) else UNSEEN), sentence
+    gap = best / ours - 1
+    return ("agrees" if gap > TELL else "does not agree" if gap < -TELL else UNSEEN), sentence
+
+
+def transfers_of(frame: pl.DataFrame, hyperparameter: str, base: Shape) -> list[Transfer]:
+    """Against the base, or against the smallest shape where the base was left out."""
+    ended = finished(frame)
+    at_base = ended.filter((pl.col("width") == base.width) & (pl.col("depth") == base.depth))
+    return judge_transfer(ended, hyperparameter, None if at_base.is_empty() else base)
+
+
+def only_completep(words: Mapping[str, str]) -> Agreement:
+    """The claim that CompleteP passes and every other parameterization fails."""
+    others = [word for rules, word in words.items() if rules != "completep"]
+    if words.get("completep") == "FAIL":
+        return "does not agree"
+    return "agrees" if words.get("completep") == "PASS" and others and set(others) == {"FAIL"} else UNSEEN
+
+
+def with_depth(agreement: Agreement, transfers: Sequence[Transfer]) -> tuple[Agreement, str]:
+    """The other half of the claim: with the base's best value, is each deeper model better under CompleteP?"""
+    ours = next((t for t in transfers if t.rules == "completep"), None)
+    if ours is None or ours.deeper_is_better is not False:
+        return agreement, ""
+    losses = {ours.base.depth: ours.best_loss} | {s.shape.depth: s.loss for s in ours.shapes}
+    ladder = ", ".join(f"{losses[depth]:.3f} at depth {depth}" for depth in sorted(losses))
+    sentence = f". With it, deeper is not better throughout under CompleteP here: {ladder}"
+    return ("agrees in part" if agreement == "agrees" else agreement), sentence
+
+
+Transfers = list[Transfer]
+TRANSFER_CLAIM = "Only under CompleteP: the optimum stays and deeper models are better; SP, muP and alpha=0.5 drift."
+
+
+def find_transfer(hyperparameter: str, experiment: Experiment, frame: pl.DataFrame) -> Outcome[Transfers]:
+    """The base's best value at every depth: only CompleteP keeps it, and only there deeper is better."""
+    transfers = transfers_of(frame, hyperparameter, experiment.scale.base)
+    agreement, ladder = with_depth(only_completep({t.rules: t.word for t in transfers}), transfers)
+    sentence = "; ".join(transfer_sentence(t) for t in transfers) + ladder
+    return Outcome(agreement, sentence, transfer_frame(transfers), transfers)
+
+
+def draw_transfer(experiment: Experiment, frame: pl.DataFrame, outcome: Outcome[Transfers]) -> list[Figure]:
+    return [transfer_figure(frame, outcome.detail, experiment.name, experiment.study.question)]
+
+
+def transfer_sentence(t: Transfer) -> str:
+    if not t.shapes:
+        return f"{display_name(t.rules)} has no larger shape to compare with"
+    deepest = max(t.shapes, key=lambda s: (s.shape.depth, s.shape.width))
+    return (
+        f"{display_name(t.rules)} {t.word}: the best {t.hyperparameter} moves by {deepest.drift:+.2f} octaves to depth "
+        f"{deepest.shape.depth}, where the base's best costs {deepest.regret:.2f} % of the loss"
+    )
+
+
+def transfer_frame(transfers: Sequence[Transfer]) -> pl.DataFrame:
+    """A row per parameterization and shape, the base first."""
+    rows: list[dict[str, object]] = []
+    for t in transfers:
+        base = {"rules": t.rules, "width": t.base.width, "depth": t.base.depth, f"best_{t.hyperparameter}": t.best}
+        rows.append(base | {"verdict": "base", "loss_at_base_best": t.best_loss})
+        for s in t.shapes:
+            drift, regret = (i or Interval(math.nan, math.nan) for i in (s.drift_interval, s.regret_interval))
+            rows.append(
+                {
+                    "rules": t.rules, "width": s.shape.width, "depth": s.shape.depth,
+                    f"best_{t.hyperparameter}": s.optimum, "verdict": s.word, "loss_at_base_best": s.loss,
+                    "drift_octaves": s.drift, "drift_low": drift.low, "drift_high": drift.high,
+                    "regret_percent": s.regret, "regret_low": regret.low, "regret_high": regret.high,
+                }
+            )  # fmt: skip
+    return pl.DataFrame(rows, infer_schema_length=None).fill_nan(None)

@@ -1,0 +1,232 @@
+"""The N:L study: which shape is compute-optimal at each size, and how many FLOPs does CompleteP save over muP?"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from completep import paper
+from completep.compute.laws import (
+    PowerLaw,
+    ShapeRange,
+    fit_power_law,
+    flop_savings,
+    frontier,
+    loss_increase,
+    shape_range,
+)
+from completep.config import Run
+from completep.errors import UserError
+from completep.report.document import Figure
+from completep.rules.table import display_name
+from completep.stats import slope
+from completep.studies.design import UNSEEN, Agreement, Experiment, Outcome, Sweep, listed
+from completep.studies.judging import COMPETITIVE, TELL, finished
+from completep.studies.scale import RULES, Scale, read_shape, shape_words
+from completep.sweep.task import Point
+from completep.units import human
+
+if TYPE_CHECKING:
+    import altair as alt
+
+    from completep.report.document import Panel
+
+SAME_SIZE = 1.35  # non-embedding parameters within this ratio count as one size
+LAPTOP_SHAPES = (
+    *((16, 16), (32, 4), (48, 2), (64, 1)),
+    *((16, 32), (32, 8), (48, 4), (64, 2), (96, 1)),
+    *((16, 48), (32, 12), (48, 5), (64, 3), (80, 2), (112, 1)),
+)
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What the figures need."""
+
+    law: PowerLaw
+    points: pl.DataFrame  # a row per rules and shape: size, ratio, loss, increase over the law, savings over muP
+    ranges: dict[tuple[str, str], ShapeRange]  # (rules, size) → shapes within 1 %
+
+
+def run(scale: Scale, point: Point) -> Run:
+    return scale.compute_optimal(point, read_shape(point.text("shape")))
+
+
+def find(experiment: Experiment, frame: pl.DataFrame) -> Outcome[Shapes]:
+    """Losses against the frontier of CompleteP, savings over muP by depth, and the range of good shapes."""
+    keys = ["rules", "width", "depth", "parameters", "flops"]
+    means = finished(frame).group_by(keys, maintain_order=True).agg(loss=pl.col("loss").mean())  # NaN: one diverged
+    label = size_names(means["parameters"].to_list())
+    means = means.with_columns(size=pl.col("parameters").replace_strict(label), ratio=pl.col("width") / pl.col("depth"))
+    ours = means.filter((pl.col("rules") == "completep") & pl.col("loss").is_finite())
+    if ours["size"].n_unique() < 2:
+        raise UserError("a scaling law needs two sizes under completep", fix="leave rules and shape as they are")
+    best = frontier(ours)
+    law = fit_power_law(best["flops"].to_numpy(), best["loss"].to_numpy())
+    means = means.with_columns(increase=pl.Series(loss_increase(means["loss"], law.loss(means["flops"].to_numpy()))))
+    reference = means.filter(pl.col("rules") == "mup").select("width", "depth", reference="increase")
+    means = means.join(reference, on=["width", "depth"], how="left")
+    saved = flop_savings(means["reference"].to_numpy(), means["increase"].to_numpy(), law.b)
+    means = means.with_columns(savings=pl.Series(saved), gap=pl.col("reference") - pl.col("increase")).drop("reference")
+    ranges = good_ranges(means.filter(pl.col("loss").is_finite()))
+    agreement, sentence = savings_grow(means, experiment.scale.base.depth)
+    sentence += f"; the frontier is (F/{law.a:.3g})^-{law.b:.3f}"
+    table = means.join(range_frame(ranges), on=["rules", "size"], how="left").sort("rules", "parameters", "ratio")
+    return Outcome(agreement, sentence, table, Shapes(law, means, ranges))
+
+
+def size_names(parameters: Sequence[int]) -> dict[int, str]:
+    """Parameters → a name for all models of about that size."""
+    first_of: dict[int, int] = {}
+    first = 0
+    for count in sorted(set(parameters)):
+        first = first if first and count / first <= SAME_SIZE else count
+        first_of[count] = first
+    groups = {f: [c for c, other in first_of.items() if other == f] for f in first_of.values()}
+    return {count: human(float(np.mean(groups[first]))) for count, first in first_of.items()}
+
+
+def good_ranges(means: pl.DataFrame) -> dict[tuple[str, str], ShapeRange]:
+    """The paper compares every parameterization with CompleteP's best of the size."""
+    ranges = {}
+    for (rules, size), part in means.partition_by("rules", "size", as_dict=True).items():
+        best = means.filter((pl.col("rules") == "completep") & (pl.col("size") == size))["increase"].min()
+        if part["ratio"].n_unique() >= 4 and isinstance(best, float):
+            within = shape_range(part["ratio"], part["increase"], tolerance=COMPETITIVE, best=best)
+            ranges[str(rules), str(size)] = within
+    return ranges
+
+
+def range_frame(ranges: Mapping[tuple[str, str], ShapeRange]) -> pl.DataFrame:
+    """An open end is the last shape tried: the curve may stay below the limit beyond it."""
+    rows = [(r, size, w.low, w.high, w.open_low, w.open_high) for (r, size), w in ranges.items()]
+    kinds = {"rules": pl.String, "size": pl.String, "good_from": pl.Float64, "good_to": pl.Float64}
+    return pl.DataFrame(rows, schema=kinds | {"open_low": pl.Boolean, "open_high": pl.Boolean}, orient="row")
+
+
+def savings_grow(means: pl.DataFrame, base_depth: int) -> tuple[Agreement, str]:
+    """The paper's main claim: the deeper the model, the more CompleteP saves over muP.
+
+    Judged at shapes deeper than the base. At its depth both are one run, so there is nothing to save.
+    """
+    ours = means.filter(pl.col("rules") == "completep")
+    lost = ours.filter(~pl.col("loss").is_finite())
+    if not lost.is_empty():
+        return "does not agree", f"CompleteP diverged at {lost['width'][0]} × {lost['depth'][0]}"
+    both = ours.filter(pl.col("savings").is_finite() & (pl.col("depth") > base_depth)).sort("depth")
+    if both["depth"].n_unique() < 3:
+        return UNSEEN, "too few shapes deeper than the base were run to an end under both muP and CompleteP"
+    saved = both["savings"].to_numpy()
+    trend = slope(both["depth"].log(2).to_numpy(), saved)
+    sentence = (
+        f"at the shapes deeper than the base CompleteP saves {100 * saved.min():.0f} to {100 * saved.max():.0f} % "
+        f"of muP's FLOPs, {100 * saved[-1]:.0f} % at depth {both['depth'][-1]}; per doubling of depth that changes by "
+        f"{100 * trend.value:+.1f} ± {100 * (trend.high - trend.value):.1f} points"
+    )
+    if trend.low > 0 and both["gap"][-1] > TELL:
+        return "agrees", sentence
+    if trend.high < 0 or both["gap"][-1] < -TELL:
+        return "does not agree", sentence
+    return ("agrees in part" if all(both["gap"] > TELL) else UNSEEN), sentence
+
+
+def draw(experiment: Experiment, frame: pl.DataFrame, outcome: Outcome[Shapes]) -> list[Figure]:
+    """Loss increase over N:L for each size; then the law, the savings by depth, and the shapes within 1 %."""
+    import altair as alt
+
+    from completep.report import charts
+
+    shapes = outcome.detail
+    points = charts.labelled(shapes.points).with_columns(percent=100 * pl.col("increase"))
+    rules = [str(r) for r in experiment.axes["rules"] if r in points["rules"]]
+    sizes = points.sort("parameters")["size"].unique(maintain_order=True).to_list()
+    axis = alt.Axis(tickCount=3, format="~g", grid=False)
+    x = alt.X("ratio:Q", title="N:L", scale=alt.Scale(type="log", nice=False, padding=10), axis=axis)
+    tips = charts.tips("label:N", "width:Q", "depth:Q", percent=".2f")
+    colour = charts.by_rules(rules)
+    panels: list[Panel] = []
+    for size in sizes:
+        y = charts.y_axis("percent", None if panels else "loss above CompleteP's law (%)")
+        own = points.filter(pl.col("size") == size).sort("ratio")
+        panels.append(charts.lines(own, x, y, colour, "label", f"{size} parameters", tips))
+    summary = (_law(points, shapes.law, colour), _savings(points, sizes), _ranges(shapes, sizes, rules, colour))
+    return [
+        Figure(f"{experiment.name}-1", "Which N:L is best?", tuple(panels)),
+        Figure(f"{experiment.name}-2", "What CompleteP's shapes save", summary),
+    ]
+
+
+def _law(points: pl.DataFrame, law: PowerLaw, colour: "alt.Color") -> "Panel":
+    import altair as alt
+
+    from completep.report import charts
+
+    hidden = charts.hiding("label", "Scaling law")
+    axis = alt.Axis(tickCount=3, format="~e", grid=False)
+    scale = alt.Scale(type="log", nice=False, padding=12)
+    x = alt.X("flops:Q", title="training FLOPs", scale=scale, axis=axis)
+    y = charts.y_axis("loss", charts.LOSS, log=True)
+    ends = [float(points["flops"].min()), float(points["flops"].max())]  # type: ignore[arg-type]
+    fitted = pl.DataFrame({"flops": ends, "loss": law.loss(ends)})
+    line = alt.Chart(fitted).mark_line(strokeDash=[5, 3], color="#888").encode(x=x, y=y)
+    marks = alt.Chart(points).mark_point(filled=True, size=45)
+    tips = ["label:N", "width:Q", "depth:Q", "loss:Q"]
+    drawn = marks.encode(x=x, y=y, color=colour, opacity=charts.shown(hidden), tooltip=tips).add_params(hidden)
+    why = f"dashed: CompleteP's best, loss = (F/{law.a:.3g})^-{law.b:.3f}"
+    return charts.panel(line, drawn, title="Scaling law", why=why)
+
+
+def _savings(points: pl.DataFrame, sizes: list[str]) -> "Panel":
+    from completep.report import charts
+
+    ours = points.filter((pl.col("rules") == "completep") & pl.col("savings").is_finite())
+    ours = ours.with_columns(percent=100 * pl.col("savings")).sort("depth")
+    x = charts.size_x("depth", ours["depth"].unique().to_list() or [1, 2])
+    y = charts.y_axis("percent", "FLOPs saved over muP (%)")
+    colour = charts.by_order("size", "size", sizes)
+    tips = charts.tips("size:N", "depth:Q", percent=".1f")
+    return charts.lines(ours, x, y, colour, "size", "What CompleteP saves", tips, why="")
+
+
+def _ranges(shapes: Shapes, sizes: list[str], rules: list[str], colour: "alt.Color") -> "Panel":
+    import altair as alt
+
+    from completep.report import charts
+
+    rows = [
+        (display_name(r), size, w.low, w.high, w.best) for (r, size), w in shapes.ranges.items() if math.isfinite(w.low)
+    ]
+    kinds = {"label": pl.String, "size": pl.String, "low": pl.Float64, "high": pl.Float64, "best": pl.Float64}
+    frame = pl.DataFrame(rows, schema=kinds, orient="row")
+    title = "Shapes within 1 % of the best"
+    hidden = charts.hiding("label", title)
+    look = {
+        "x": alt.X("size:N", title="parameters", sort=sizes, axis=alt.Axis(labelAngle=0)),
+        "xOffset": alt.XOffset("label:N", sort=[display_name(r) for r in rules]),
+        "opacity": charts.shown(hidden),
+    }
+    y = charts.y_axis("low", "N:L", log=True)
+    bars = alt.Chart(frame).mark_bar(size=14, opacity=0.6)
+    drawn = bars.encode(**look, y=y, y2="high:Q", color=colour, tooltip=["label:N", "size:N", "low:Q", "high:Q"])
+    ticks = alt.Chart(frame).mark_tick(thickness=3, size=14, color="#222").encode(**look, y="best:Q")
+    why = "cubic through each size, cut at the shapes tried; the tick is its minimum"
+    return charts.panel(drawn.add_params(hidden), ticks, title=title, why=why)
+
+
+STUDY = listed(
+    Sweep(
+        name="shape",
+        question="Which N:L is compute-optimal, and what does CompleteP save?",
+        claim="The deeper the model, the more FLOPs CompleteP saves over muP; deep narrow models stay near optimal.",
+        axes={
+            "laptop": {"rules": RULES, "shape": shape_words(*LAPTOP_SHAPES), "seed": (0,)},
+            "paper": {"rules": RULES, "shape": shape_words(*sum(paper.SHAPES.values(), ())), "seed": (0,)},
+        },
+        run=run,
+        find=find,
+        draw=draw,
+    )
+)

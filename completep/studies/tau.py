@@ -1,0 +1,102 @@
+"""The timescale of weight decay, τ = 1 / (η λ steps): is one value good for all?"""
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from completep import paper
+from completep.config import Run
+from completep.measure.curves import curve
+from completep.report.document import Figure
+from completep.stats import height_at, mean_over_seeds, minimum
+from completep.studies.design import UNSEEN, Experiment, Outcome, Sweep, listed
+from completep.studies.judging import COMPETITIVE, finished
+from completep.studies.scale import RULES, Scale, read_shape, shape_words
+from completep.sweep.task import Point, Value
+
+if TYPE_CHECKING:
+    from completep.report.document import Panel
+
+
+def run(scale: Scale, point: Point) -> Run:
+    return scale.compute_optimal(point, read_shape(point.text("shape")), tau=point.number("tau"))
+
+
+def find(experiment: Experiment, frame: pl.DataFrame) -> Outcome[None]:
+    frame = finished(frame)
+    shapes = sorted(frame.partition_by("rules", "width", "depth", as_dict=True).items())
+    rows = [{"rules": rules, "width": width, "depth": depth, **bowl(part)} for (rules, width, depth), part in shapes]
+    worst = max(float(row["cost_of_paper_tau_percent"]) for row in rows)
+    best = [float(row["best_tau"]) for row in rows]
+    sentence = (
+        f"the paper's τ = {paper.TAU:g} costs at most {worst:.2f} % of the loss; "
+        f"the best values lie from {min(best):.2g} to {max(best):.2g}"
+    )
+    table = pl.DataFrame(rows, infer_schema_length=None)
+    values = frame["tau"].to_list()
+    if not min(values) <= paper.TAU <= max(values):
+        return Outcome(UNSEEN, sentence + "; it lies outside the values tried", table, None)
+    if worst > 100 * COMPETITIVE:
+        return Outcome("does not agree", sentence, table, None)
+    if all(float(row["spread_percent"]) <= 100 * COMPETITIVE for row in rows):
+        return Outcome(UNSEEN, sentence + "; but every value tried is as good here", table, None)
+    return Outcome("agrees", sentence, table, None)
+
+
+def bowl(part: pl.DataFrame) -> dict[str, Value]:
+    """One curve over τ: its minimum, what the paper's τ costs there, and how much τ matters at all."""
+    x, losses = curve(part, "tau")
+    heights = mean_over_seeds(losses)
+    best = minimum(x, heights)
+    row: dict[str, Value] = {"best_tau": 2**best.place, "interior": best.interior}
+    if not np.isfinite(best.height):
+        return row | {"cost_of_paper_tau_percent": math.inf, "spread_percent": math.inf}
+    cost = height_at(x, heights, float(np.log2(paper.TAU))) / best.height - 1
+    spread = float(heights[np.isfinite(heights)].max()) / best.height - 1
+    return row | {"cost_of_paper_tau_percent": 100 * cost, "spread_percent": 100 * spread}
+
+
+def draw(experiment: Experiment, frame: pl.DataFrame, outcome: Outcome[None]) -> list[Figure]:
+    """A panel per shape, a line per parameterization."""
+    from completep.report import charts
+
+    means = charts.labelled(charts.mean_loss(frame, "rules", "shape", "tau"))
+    x = charts.log2_x("tau", sorted(means["tau"].unique().to_list()), charts.SYMBOLS["tau"])
+    colour = charts.by_rules([str(r) for r in experiment.axes["rules"]])
+    panels: list[Panel] = []
+    for shape in map(str, experiment.axes["shape"]):
+        part, title = means.filter(pl.col("shape") == shape), f"N × L = {shape.replace('x', ' × ')}"
+        panels.append(
+            charts.loss_curves(
+                part, x, "tau", colour, "label", title, why="dashed: the paper's τ",
+                span=charts.span_of(part["loss"]), mark=paper.TAU, first=not panels,
+            )
+        )  # fmt: skip
+    return [Figure(experiment.name, experiment.study.question, tuple(panels))]
+
+
+def taus(first: int, last: int) -> tuple[float, ...]:
+    return tuple(paper.TAU * 2.0**e for e in range(first, last + 1))
+
+
+STUDY = listed(
+    Sweep(
+        name="tau",
+        question="Which timescale of weight decay is best, and is it the same for all parameterizations?",
+        claim="τ = 0.1407 is near the minimum for every parameterization.",
+        axes={
+            "laptop": {"rules": RULES, "shape": ("32x4", "16x16"), "tau": taus(-2, 3), "seed": (0,)},
+            "paper": {
+                "rules": RULES,
+                "shape": shape_words(*paper.HORIZON_SHAPES[:2]),
+                "tau": taus(-3, 3),
+                "seed": (0,),
+            },
+        },
+        run=run,
+        find=find,
+        draw=draw,
+    )
+)

@@ -1,0 +1,102 @@
+"""Made-up losses whose answer is known, one function per study."""
+
+import math
+from itertools import product
+
+import numpy as np
+import polars as pl
+
+
+def transfer_frame(drift, regret=0.05, seeds=3, noise=1e-4, deepening=0.1):
+    """Parabolas in log2 η whose minimum moves by `drift[rules]` octaves a doubling of depth."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for (rules, move), depth, e, seed in product(drift.items(), (2, 8, 32), range(-10, -2), range(seeds)):
+        place = -6.3 + move * math.log2(depth / 2)
+        loss = 2 - deepening * math.log2(depth / 2) / 4 + regret * (e - place) ** 2 + noise * rng.normal()
+        rows.append({"rules": rules, "width": 64, "depth": depth, "lr": 2.0**e, "seed": seed, "loss": loss})
+    return pl.DataFrame(rows)
+
+
+def eps_frame(reach):
+    """Loss rises tenfold of itself past what ε each rule and depth allows."""
+    rows = []
+    for (rules, limits), e in product(reach.items(), range(-7, -1)):
+        for depth, limit in limits.items():
+            rows.append({"rules": rules, "depth": depth, "eps": 10.0**e, "loss": 2.0 if 10.0**e <= limit else 3.0})
+    return pl.DataFrame(rows)
+
+
+def dynamics_frame(ends):
+    rows = []
+    for (rules, losses), lr, step in product(ends.items(), (2**-6, 2**-4), range(10, 160, 10)):
+        for depth, end in losses.items():
+            start = 4 + 0.1 * depth  # deeper starts behind
+            rows.append(
+                {
+                    "rules": rules,
+                    "lr": lr,
+                    "depth": depth,
+                    "seed": 0,
+                    "step": step,
+                    "loss": start + (end - start) * step / 150,
+                }
+            )
+    return pl.DataFrame(rows)
+
+
+def shape_frame(penalty):
+    """Loss on a law, plus a bowl in log N:L, plus what muP loses with depth."""
+    rows = []
+    for size, shapes in (
+        (50e3, ((16, 16), (32, 4), (48, 2), (64, 1))),
+        (400e3, ((32, 32), (64, 8), (96, 4), (128, 2))),
+    ):
+        for (width, depth), (rules, lost) in product(shapes, penalty.items()):
+            flops = 1e12 * (size / 50e3) ** 2
+            loss = (flops / 1e18) ** -0.06 * (
+                1 + 0.01 * math.log2(width / depth / 16) ** 2 / 4 + lost * math.log2(depth + 1)
+            )
+            rows.append(
+                {
+                    "rules": rules,
+                    "width": width,
+                    "depth": depth,
+                    "parameters": int(12 * width**2 * depth),
+                    "flops": flops,
+                    "loss": loss,
+                }
+            )
+    return pl.DataFrame(rows)
+
+
+def tau_frame(best):
+    return pl.DataFrame(
+        [
+            {"rules": r, "width": 32, "depth": 4, "tau": 0.1407 * 2.0**e, "loss": 2 + 0.02 * (e - place) ** 2}
+            for r, place in best.items()
+            for e in range(-3, 4)
+        ]
+    )
+
+
+def grid_frame(slope):
+    return pl.DataFrame(
+        [
+            {
+                "rules": r, "width": 32, "lr": 2.0**e, "weight_decay": 2.0**w, "steps": 500,
+                "loss": 2 + 0.01 * (w - (-1.0 + slope * (e + 6))) ** 2,
+            }
+            for r in ("sp", "mup") for e in (-7, -6, -5) for w in range(-5, 4)
+        ]
+    )  # fmt: skip
+
+
+def downstream_frame(scores, error=0.5):
+    return pl.DataFrame(
+        [
+            {"rules": r, "shape": "64x4", "task": t, "metric": "acc", "items": 100, "score": x + j, "stderr": error}
+            for r, x in scores.items()
+            for j, t in enumerate(("piqa", "boolq"))
+        ]
+    )

@@ -1,0 +1,42 @@
+"""A study in one file, as CONTRIBUTING describes it: do more steps lower the loss?"""
+
+import altair as alt
+import polars as pl
+
+from completep.config import GPTConfig, Hyperparameters, Run, Schedule
+from completep.report import charts
+from completep.report.document import Figure
+from completep.studies.design import Experiment, Outcome, Sweep, listed
+from completep.studies.judging import finished
+from completep.studies.scale import Scale
+from completep.sweep.task import Point
+
+
+def run(scale: Scale, point: Point) -> Run:
+    model = GPTConfig(32, 2, scale.vocabulary, head_size=16)
+    schedule = Schedule(point.whole("steps"), 1)
+    return Run(model, Hyperparameters(2**-7, 0.1), schedule, 4, 16, seed=point.whole("seed"), data=scale.data)
+
+
+def find(experiment: Experiment, frame: pl.DataFrame) -> Outcome[None]:
+    table = finished(frame).select("steps", "loss").sort("steps")
+    falls = table["loss"][-1] < table["loss"][0]
+    return Outcome("agrees" if falls else "does not agree", f"the loss ends at {table['loss'][-1]:.3f}", table, None)
+
+
+def draw(experiment: Experiment, frame: pl.DataFrame, outcome: Outcome[None]) -> list[Figure]:
+    points = alt.Chart(outcome.table).mark_point().encode(x="steps:Q", y=charts.y_axis("loss", "loss"))
+    return [Figure(experiment.name, experiment.study.question, (charts.panel(points, title="loss over steps"),))]
+
+
+STUDY = listed(
+    Sweep(
+        name="own-steps",
+        question="Do more steps lower the loss?",
+        claim="They do.",
+        axes={"laptop": {"steps": (2, 20), "seed": (0,)}, "paper": {"steps": (2, 20), "seed": (0,)}},
+        run=run,
+        find=find,
+        draw=draw,
+    )
+)

@@ -1,0 +1,268 @@
+"""From losses to outcomes: made-up frames whose answer is known, and a negative control beside each."""
+
+import math
+
+import polars as pl
+import pytest
+
+from completep.errors import UserError
+from completep.studies import demo, judging, shape
+from completep.studies.coordinates import conclude
+from completep.studies.design import UNSEEN
+from completep.studies.downstream import STUDY as DOWNSTREAM
+from completep.studies.dynamics import STUDY as DYNAMICS
+from completep.studies.eps_transfer import STUDY as EPS
+from completep.studies.horizon import STUDY as HORIZON
+from completep.studies.lr_transfer import STUDY as LR
+from completep.studies.lr_transfer_compute_optimal import STUDY as OPTIMAL
+from completep.studies.lr_wd_grid import STUDY as GRID
+from completep.studies.scale import LAPTOP
+from completep.studies.shape import STUDY as SHAPE
+from completep.studies.tau import STUDY as TAU
+from tests.studies.frames import (
+    downstream_frame,
+    dynamics_frame,
+    eps_frame,
+    grid_frame,
+    shape_frame,
+    tau_frame,
+    transfer_frame,
+)
+
+
+def find(study, frame):
+    return study.find(study.at(LAPTOP), frame)
+
+
+def test_transfer_agrees_where_only_completep_stays():
+    found = find(LR, transfer_frame({"mup": -0.5, "alpha=0.5": 0.5, "completep": 0.0}))
+    assert found.agreement == "agrees"
+    assert "CompleteP PASS" in found.sentence
+    table = found.table.filter((pl.col("rules") == "mup") & (pl.col("depth") == 32))
+    assert table["drift_octaves"].item() == pytest.approx(-2, abs=0.05)
+    assert table["verdict"].item() == "FAIL"
+
+
+@pytest.mark.parametrize(
+    ("drift", "agreement"),
+    [
+        ({"mup": -0.5, "alpha=0.5": 0.5, "completep": 0.5}, "does not agree"),
+        ({"mup": 0.0, "alpha=0.5": 0.5, "completep": 0.0}, UNSEEN),
+        ({"completep": 0.0}, UNSEEN),
+    ],
+)
+def test_transfer_does_not_agree_where_it_does_not(drift, agreement):
+    assert find(LR, transfer_frame(drift)).agreement == agreement
+
+
+def test_one_seed_says_nothing_of_transfer():
+    frame = transfer_frame({"mup": -0.5, "completep": 0.0}, seeds=1)
+    assert find(LR, frame).agreement == UNSEEN
+
+
+def test_a_study_without_finished_runs_is_an_error():
+    frame = pl.DataFrame({"rules": ["mup"], "loss": [None]}, schema={"rules": pl.String, "loss": pl.Float64})
+    with pytest.raises(UserError, match="no run of this study is done"):
+        find(LR, frame)
+
+
+def test_optimal_transfer_ranks_at_the_bases_best():
+    frame = transfer_frame({"mup": -0.5, "alpha=0.5": 0.5, "completep": 0.0}, seeds=1)
+    assert find(OPTIMAL, frame).agreement == "agrees"
+    swapped = frame.with_columns(rules=pl.col("rules").replace({"mup": "completep", "completep": "mup"}))
+    assert find(OPTIMAL, swapped).agreement == "does not agree"
+
+
+@pytest.mark.parametrize(
+    ("losses", "agreement"),
+    [
+        ({"mup": 2.1, "alpha=0.5": 2.05, "completep": 2.0}, "agrees"),
+        ({"mup": math.nan, "completep": 2.0}, "agrees"),
+        ({"mup": 2.001, "completep": 2.0}, UNSEEN),
+        ({"mup": 1.9, "alpha=0.5": 2.05, "completep": 2.0}, "does not agree"),
+        ({"mup": 1.9}, UNSEEN),
+        ({"mup": 2.1, "completep": math.nan}, "does not agree"),
+        ({"mup": None, "completep": 2.0}, UNSEEN),
+        ({"mup": math.inf, "completep": math.nan}, UNSEEN),
+    ],
+)
+def test_ranking(losses, agreement):
+    assert judging.ranking(losses, "here")[0] == agreement
+
+
+def test_eps():
+    right = find(EPS, eps_frame({"completep": {2: 1e-4, 16: 1e-4}, "flat-eps=1": {2: 1e-4, 16: 1e-5}}))
+    assert right.agreement == "agrees"
+    assert right.table.filter((pl.col("rules") == "completep") & (pl.col("depth") == 16))[
+        "decades"
+    ].item() == pytest.approx(3)
+    same = find(EPS, eps_frame({"completep": {2: 1e-4, 16: 1e-4}, "flat-eps=1": {2: 1e-4, 16: 1e-4}}))
+    assert same.agreement == UNSEEN
+    wrong = find(EPS, eps_frame({"completep": {2: 1e-4, 16: 1e-6}, "flat-eps=1": {2: 1e-4, 16: 1e-4}}))
+    assert wrong.agreement == "does not agree"
+
+
+def test_dynamics():
+    right = find(DYNAMICS, dynamics_frame({"mup": {2: 2.0, 8: 2.1}, "completep": {2: 2.0, 8: 1.8}}))
+    assert right.agreement == "agrees"
+    crossing = right.table.filter(pl.col("rules") == "completep")["last_step_behind"].unique().to_list()
+    assert len(crossing) == 1
+    assert 100 <= crossing[0] <= 130  # 4.2 - 2.2 s/150 and 4.8 - 3 s/150 meet at step 112, and three steps are averaged
+    wrong = find(DYNAMICS, dynamics_frame({"mup": {2: 2.0, 8: 2.1}, "completep": {2: 2.0, 8: 2.2}}))
+    assert wrong.agreement == "does not agree"
+
+
+def test_shapes():
+    found = find(SHAPE, shape_frame({"mup": 0.004, "completep": 0.0}))
+    assert found.agreement == "agrees"
+    assert found.detail.law.b == pytest.approx(0.06, rel=0.02)
+    assert set(found.table["size"]) == {"52.2K", "418K"}
+    ranges = found.detail.ranges
+    size = found.table["size"][0]
+    assert ranges["completep", size].low < ranges["mup", size].low  # deeper shapes stay good under CompleteP only
+    assert find(SHAPE, shape_frame({"mup": -0.004, "completep": 0.0})).agreement == "does not agree"
+
+
+def test_savings_that_do_not_grow_agree_in_part():
+    """About the same share at every depth beyond the base; that it is nothing at the base makes no trend."""
+    frame = shape_frame({"mup": 0.0, "completep": 0.0})
+    more = pl.col("depth").replace_strict({4: 1.022, 8: 1.018, 16: 1.018, 32: 1.022}, default=1.0)
+    dearer = frame.with_columns(loss=pl.when(pl.col("rules") == "mup").then(pl.col("loss") * more).otherwise("loss"))
+    assert find(SHAPE, dearer).agreement == "agrees in part"
+
+
+def test_shapes_need_two_sizes():
+    frame = shape_frame({"mup": 0.0, "completep": 0.0}).filter(pl.col("parameters") < 60000)
+    with pytest.raises(UserError, match="two sizes"):
+        find(SHAPE, frame)
+
+
+def test_sizes_are_named_by_what_they_hold():
+    named = shape.size_names([49_152, 50_000, 55_296, 98_304, 110_592, 1_488_800_000, 1_512_300_000])
+    assert named[49_152] == named[55_296] == "51.5K"
+    assert named[98_304] == named[110_592] == "104K"
+    assert named[1_488_800_000] == named[1_512_300_000] == "1.5B"
+
+
+def test_tau():
+    assert find(TAU, tau_frame({"mup": 0.5, "completep": -0.4})).agreement == "agrees"
+    off = find(TAU, tau_frame({"mup": 0.5, "completep": 2.0}))
+    assert off.agreement == "does not agree"
+    assert off.table.filter(pl.col("rules") == "completep")["best_tau"].item() == pytest.approx(0.1407 * 4)
+
+
+def test_grid_of_lr_and_weight_decay():
+    constant_tau = find(GRID, grid_frame(-1.0))
+    assert constant_tau.agreement == "agrees"
+    assert constant_tau.table["best_tau"].std() == pytest.approx(0, abs=1e-6)
+    assert find(GRID, grid_frame(0.0)).agreement == "does not agree"
+    edge = grid_frame(-1.0).filter(pl.col("weight_decay") >= 2.0)
+    assert find(GRID, edge).agreement == UNSEEN
+
+
+def test_horizon():
+    rules = ("mup", "alpha=0.5", "completep")
+    losses = {(32, 2): (2.1, 2.2, 2.0), (16, 8): (2.4, 2.3, 2.2)}
+    rows = [
+        {"rules": r, "width": w, "depth": d, "loss": x}
+        for (w, d), by in losses.items()
+        for r, x in zip(rules, by, strict=True)
+    ]
+    assert find(HORIZON, pl.DataFrame(rows)).agreement == "agrees"
+    rows[0]["loss"] = 1.9
+    assert find(HORIZON, pl.DataFrame(rows)).agreement == "does not agree"
+
+
+def test_downstream():
+    found = find(DOWNSTREAM, downstream_frame({"mup": 50.0, "completep": 52.0}))
+    assert found.agreement == "agrees"
+    average = found.table.filter((pl.col("task") == "average") & (pl.col("rules") == "completep"))
+    assert average["score"].item() == 52.5
+    assert average["stderr"].item() == pytest.approx(0.5 * 2**0.5 / 2)
+    assert find(DOWNSTREAM, downstream_frame({"mup": 52.0, "completep": 50.0})).agreement == "does not agree"
+    assert find(DOWNSTREAM, downstream_frame({"mup": 50.0, "completep": 52.0}, error=5.0)).agreement == UNSEEN
+    with pytest.raises(UserError, match="no run"):
+        find(DOWNSTREAM, pl.DataFrame())
+
+
+def test_a_claim_of_two_parts_may_hold_in_part():
+    frame = transfer_frame({"mup": -0.5, "alpha=0.5": 0.5, "completep": 0.0}, deepening=-0.1)
+    found = find(LR, frame)
+    assert found.agreement == "agrees in part"
+    assert "deeper is not better throughout" in found.sentence
+
+
+def test_what_was_not_tried_is_not_what_diverged():
+    frame = transfer_frame({"mup": 0.0, "completep": 0.0}, seeds=1)
+    far = (pl.col("rules") == "mup") & (pl.col("depth") == 32) & (pl.col("lr") > 2**-8)
+    assert find(OPTIMAL, frame.filter(~far)).agreement == UNSEEN
+    lost = frame.with_columns(loss=pl.when(far).then(math.nan).otherwise("loss"))
+    assert find(OPTIMAL, lost).agreement == "agrees"
+
+
+def test_the_demo_compares_at_one_depth():
+    frame = transfer_frame({"mup": -0.5, "completep": 0.0}, seeds=1)
+    whole = find(demo.DEMO, frame)
+    assert whole.agreement == "agrees"
+    assert "at depth 32" in whole.sentence
+    without = frame.filter((pl.col("rules") != "completep") | (pl.col("depth") < 32))
+    assert find(demo.DEMO, without).agreement == UNSEEN
+    # Better than the base at 32 layers, but not than 8: one half of the claim.
+    lower = (pl.col("rules") == "completep") & (pl.col("depth") == 8)
+    dip = frame.with_columns(loss=pl.when(lower).then(pl.col("loss") * 0.9).otherwise("loss"))
+    assert find(demo.DEMO, dip).agreement == "agrees in part"
+    assert "not better throughout" in find(demo.DEMO, dip).sentence
+
+
+def test_diverged_curves_count():
+    frame = dynamics_frame({"mup": {2: 2.0, 8: 2.1}, "completep": {2: 2.0, 8: 1.8}})
+    cut = frame.filter((pl.col("rules") != "completep") | (pl.col("depth") < 8) | (pl.col("step") < 50))
+    assert find(DYNAMICS, cut).agreement == "does not agree"
+    with pytest.raises(UserError, match="one depth"):
+        find(DYNAMICS, frame.filter(pl.col("depth") == 2))
+
+
+def test_diverged_shapes_count_and_noise_is_not_savings():
+    frame = shape_frame({"mup": 0.004, "completep": 0.0})
+    lost = frame.with_columns(
+        loss=pl.when((pl.col("rules") == "completep") & (pl.col("depth") >= 16)).then(math.nan).otherwise("loss")
+    )
+    assert find(SHAPE, lost).agreement == "does not agree"
+    dead = frame.with_columns(
+        loss=pl.when((pl.col("rules") == "mup") & (pl.col("depth") >= 32)).then(math.nan).otherwise("loss")
+    )
+    assert find(SHAPE, dead).agreement == "agrees"
+    assert find(SHAPE, shape_frame({"mup": 1e-6, "completep": 0.0})).agreement == UNSEEN
+
+
+def test_tau_that_was_not_tried_or_does_not_matter():
+    frame = tau_frame({"mup": 0.5, "completep": -0.4})
+    assert find(TAU, frame.filter(pl.col("tau") > 0.2)).agreement == UNSEEN
+    flat = frame.with_columns(loss=2 + 1e-4 * (pl.col("loss") - 2))
+    assert find(TAU, flat).agreement == UNSEEN
+    lost = frame.with_columns(loss=pl.when(pl.col("rules") == "mup").then(math.nan).otherwise("loss"))
+    assert find(TAU, lost).agreement == "does not agree"
+
+
+def test_one_learning_rate_has_no_slope():
+    assert find(GRID, grid_frame(-1.0).filter(pl.col("lr") == 2**-6)).agreement == UNSEEN
+
+
+def test_no_epsilon_that_is_good():
+    frame = eps_frame({"completep": {2: 1e-4, 16: 1e-9}, "flat-eps=1": {2: 1e-4, 16: 1e-4}})
+    assert find(EPS, frame).agreement == "does not agree"
+
+
+def test_coordinates_need_their_controls():
+    from completep.measure.verdict import Finding
+
+    words = {"mup": "FAIL", "literature=0.5": "FAIL", "alpha=0.5": "PASS", "completep": "PASS"}
+    for some, agreement in (
+        (words, "agrees"),
+        ({"completep": "PASS"}, UNSEEN),
+        ({"sp": "FAIL"}, UNSEEN),
+        (words | {"completep": "FAIL"}, "does not agree"),
+        (words | {"mup": "PASS"}, "does not agree"),
+    ):
+        findings = [Finding(rules, "depth", 1, "stream", None, None, 0.2, word, "") for rules, word in some.items()]
+        assert conclude(findings).agreement == agreement
