@@ -6,33 +6,56 @@ model = MyModel(width=1024, depth=48)
 scaling = cp.parametrize(model, base=lambda: MyModel(width=256, depth=2), rules=cp.COMPLETEP)
 scaling.init_(std=0.02, seed=0)
 optimizer = torch.optim.AdamW(scaling.param_groups(lr=2**-8, weight_decay=0.1, eps=1e-16), betas=(0.9, 0.95))
+
+Further functions: `explain`, `audit`, `check`, `laziness`, `transfer`, `plan` and `study` (`list_studies` lists them).
+Each returns a result with its numbers as fields, `.verdict` where there is one, `to_json()`, `write(folder)`, and a
+form for terminals and notebooks. `import completep` is light: what needs torch is imported when it is first used.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from completep.config import Shape
 from completep.errors import UserError
 from completep.rules.table import COMPLETEP, MUP, SP, Role, Rules, alpha
 
 if TYPE_CHECKING:
-    from completep.rules.audit import audit
-    from completep.rules.parametrize import parametrize
+    from completep.compute.plan import Plan, plan
+    from completep.measure.check import Check, check
+    from completep.measure.laziness import Laziness, laziness
+    from completep.measure.transfer import TransferCheck, transfer
+    from completep.rules.audit import Audit, audit
+    from completep.rules.explain import Explanation
+    from completep.rules.parametrize import explain, parametrize
     from completep.rules.scaling import Scaling
+    from completep.studies.result import StudyResult
+    from completep.studies.run import list_studies, study
 
 __version__ = "0.1.0"
-__all__ = ["COMPLETEP", "MUP", "SP", "Role", "Rules", "Scaling", "Shape", "UserError", "alpha", "audit", "parametrize"]
+__all__ = [
+    "COMPLETEP", "MUP", "SP", "Audit", "Check", "Explanation", "Laziness", "Plan", "Role", "Rules", "Scaling", "Shape",
+    "StudyResult", "TransferCheck", "UserError", "alpha", "audit", "check", "explain", "laziness", "list_studies",
+    "parametrize", "plan", "study", "transfer",
+]  # fmt: skip
 
-_NEEDS_TORCH = {
-    "parametrize": "completep.rules.parametrize",
-    "audit": "completep.rules.audit",
-    "Scaling": "completep.rules.scaling",
+_HOMES = {
+    "completep.compute.plan": ("Plan", "plan"),
+    "completep.measure.check": ("Check", "check"),
+    "completep.measure.laziness": ("Laziness", "laziness"),
+    "completep.measure.transfer": ("TransferCheck", "transfer"),
+    "completep.rules.audit": ("Audit", "audit"),
+    "completep.rules.explain": ("Explanation",),
+    "completep.rules.parametrize": ("explain", "parametrize"),
+    "completep.rules.scaling": ("Scaling",),
+    "completep.studies.result": ("StudyResult",),
+    "completep.studies.run": ("list_studies", "study"),
 }
 
 
-def __getattr__(name: str) -> Any:
-    """`import completep` stays light: what needs torch is imported when it is first asked for."""
-    if name in _NEEDS_TORCH:
-        from importlib import import_module
+def __getattr__(name: str) -> object:
+    """Import a public name from its home when it is first used."""
+    from importlib import import_module
 
-        return getattr(import_module(_NEEDS_TORCH[name]), name)
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(home), name)
     raise AttributeError(f"module 'completep' has no attribute {name!r}")

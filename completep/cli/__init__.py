@@ -1,4 +1,14 @@
-"""The command line: parse, call, print. No logic."""
+"""The command line: parse, call, print. Every command is a thin skin over a Python function.
+
+shared.py     argument types, console, printing, progress
+board.py      the live view of a sweep
+rules.py      explain, audit
+check.py      check, check laziness, check transfer
+plan.py       plan
+train.py      prepare, train
+study.py      study, study status, report, demo
+evaluate.py   evaluate, export
+"""
 
 import sys
 from collections.abc import Callable
@@ -29,7 +39,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "export": export,
 }
 
-# Commands of two words, whose first is a command of its own.
+# Commands of two words whose first word is a command too.
 LONGER: dict[tuple[str, str], Callable[..., int]] = {
     ("check", "laziness"): check_laziness,
     ("check", "transfer"): check_transfer,
@@ -43,7 +53,7 @@ def main(words: list[str] | None = None) -> int:
         print(f"completep {__version__}")
         return 0
     try:
-        description = "Tune a transformer small, train it large: CompleteP and its kin for any PyTorch model."
+        description = "Tune a transformer small, train it large: CompleteP, muP and SP for any PyTorch model."
         if tuple(words[:2]) in LONGER:
             return tyro.cli(LONGER[words[0], words[1]], prog=f"completep {words[0]} {words[1]}", args=words[2:])
         code: int = tyro.extras.subcommand_cli_from_dict(

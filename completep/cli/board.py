@@ -1,17 +1,15 @@
-"""The live view of a study: what runs, what is done, when it will be over, and the curves as they fill in."""
+"""The live view of a sweep: what runs, what is done, how long it will take, and the curves as they fill in."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from completep.cli.shared import console
-from completep.config import Run
-from completep.study.design import Point, Sweep
-from completep.study.engine import Event, cost
-from completep.study.store import Store
+from completep.sweep.engine import Event
+from completep.sweep.store import Store, distinct
+from completep.sweep.task import Task, Trial
 from completep.units import duration, power
 
 if TYPE_CHECKING:
@@ -25,116 +23,130 @@ MOST_ROWS = 24
 class Board:
     """Counts, curves and an estimate, from the engine's events."""
 
-    sweep: Sweep
+    name: str
+    swept: str | None
+    trials: Sequence[Trial]
     store: Store
-    runs: list[tuple[Point, Run]]
-    talk: "Console"
-    most: str = ""  # "at most " where a search may need fewer
+    terminal: "Console"
+    at_most: str = ""  # "at most " where a search may need fewer runs
     began: float = field(default_factory=time.monotonic)
-    running: dict[Path, tuple[Run, float]] = field(default_factory=dict)
-    ended: dict[Path, tuple[str, float | None]] = field(default_factory=dict)  # how, and with which loss
-    spent: float = 0.0  # FLOPs of the runs that ended since the start
+    running: dict[str, tuple[Task, float]] = field(default_factory=dict)
+    ended: dict[str, tuple[str, float | None]] = field(default_factory=dict)  # by id: how it ended, and its loss
+    spent: float = 0.0  # cost of the tasks that ended since the start
 
     def __post_init__(self) -> None:
-        self.folders = {self.store.folder(run): run for _, run in self.runs}
-        for folder, run in self.folders.items():
-            if (result := self.store.result(run)) is not None:
-                self.ended[folder] = (result["status"], result["validation_loss"])
-        self.before = len(self.ended)
+        self.tasks = distinct(self.trials)
+        for task in self.tasks:
+            if self.store.result(task) is not None:
+                self._end(task)
+        self.present = len(self.ended)
+
+    def _end(self, task: Task, kind: str | None = None) -> None:
+        result = self.store.result(task) or {}
+        self.ended[task.id] = (kind or str(result["status"]), task.loss(result))
 
     def on_event(self, event: Event) -> None:
         from rich.markup import escape
 
-        folder = self.store.folder(event.run)
+        task = event.task
         if event.kind == "started":
-            self.running[folder] = (event.run, time.monotonic())
+            self.running[task.id] = (task, time.monotonic())
             return
-        self.running.pop(folder, None)
+        self.running.pop(task.id, None)
         if event.kind in ("done", "diverged", "failed"):
-            result = self.store.result(event.run) or {}
-            self.ended[folder] = (event.kind, result.get("validation_loss"))
-            self.spent += cost(event.run)
+            self._end(task, event.kind)
+            self.spent += task.cost
         if event.kind in ("retry", "failed"):
-            self.talk.print(f"[red]{event.kind}[/]: {described(event.run)} ({folder})\n{escape(event.detail)}")
-        elif event.kind != "elsewhere" and not self.talk.is_terminal:
-            loss = self.ended[folder][1]
-            told = f", loss {loss:.4f}" if loss is not None else ""
-            self.talk.print(f"{self.counts()}: {event.kind} {described(event.run)}{told}")
+            what = escape(f"{task.describe()} ({self.store.folder(task)})\n{event.detail}")
+            self.terminal.print(f"[red]{event.kind}[/]: {what}")
+        elif event.kind != "elsewhere" and not self.terminal.is_terminal:
+            loss = self.ended[task.id][1]
+            suffix = f", loss {loss:.4f}" if loss is not None else ""
+            self.terminal.print(f"{self.counts()}: {event.kind} {escape(task.describe())}{suffix}")
 
     def counts(self) -> str:
         kinds = [kind for kind, _ in self.ended.values()]
-        told = [f"{kinds.count('done')} of {self.most}{len(self.folders)} done", f"{len(self.running)} running"]
-        told += [f"{kinds.count(k)} {k}" for k in ("diverged", "failed") if k in kinds]
+        parts = [f"{kinds.count('done')} of {self.at_most}{len(self.tasks)} done", f"{len(self.running)} running"]
+        parts += [f"{kinds.count(k)} {k}" for k in ("diverged", "failed") if k in kinds]
         left = self.seconds_left()
-        return ", ".join(told) + (f", {self.most or 'about '}{duration(left)} left" if left is not None else "")
+        return ", ".join(parts) + (f", {self.at_most or 'about '}{duration(left)} left" if left is not None else "")
 
     def seconds_left(self) -> float | None:
-        """From the FLOPs that are left and the pace so far."""
+        """From the cost that is left and the pace so far."""
         if not self.spent:
             return None
-        left = sum(cost(run) for folder, run in self.folders.items() if folder not in self.ended)
-        begun = sum(cost(run) for run, _ in self.running.values()) / 2  # on average they are half done
+        left = sum(task.cost for task in self.tasks if task.id not in self.ended)
+        begun = sum(task.cost for task, _ in self.running.values()) / 2  # on average they are half done
         return max(0.0, left - begun) * (time.monotonic() - self.began) / (self.spent + begun)
 
     def __rich__(self) -> "Group":
         from rich.console import Group
+        from rich.markup import escape
 
         now = time.monotonic()
-        lines = [f"  {described(run)}, {now - since:.0f} s" for run, since in list(self.running.values())[:8]]
-        head = f"[bold]{self.sweep.name}[/]: {self.counts()}"
-        return Group(head, *lines, *([self.curves()] if self.sweep.swept else []))
+        lines = [f"  {escape(t.describe())}, {now - since:.0f} s" for t, since in list(self.running.values())[:8]]
+        head = f"[bold]{escape(self.name)}[/]: {self.counts()}"
+        return Group(head, *lines, *([self.curves(self.swept)] if self.swept else []))
 
-    def curves(self) -> "Table":
-        """Rows: all that differs but the swept hyperparameter; its values are the columns."""
+    def curves(self, swept: str) -> "Table":
+        """A row for each combination of the other axes; a column for each swept value."""
         from rich.table import Table
 
-        swept = str(self.sweep.swept)
         table = Table(title=f"validation loss by {swept}", title_justify="left")
-        keys = [name for name in self.sweep.axes if name not in (swept, "seed") and len(self.sweep.axes[name]) > 1]
+        axes = {name: {t.point[name] for t in self.trials} for name in self.trials[0].point}
+        keys = [name for name, values in axes.items() if name not in (swept, "seed") and len(values) > 1]
+        values = sorted(float(v) for v in axes[swept])
         for key in keys:
             table.add_column(key)
-        for value in self.sweep.axes[swept]:
-            table.add_column(power(float(value)), justify="right")
-        rows: dict[tuple[object, ...], dict[object, list[Run]]] = {}
-        for point, run in self.runs:
-            rows.setdefault(tuple(point[k] for k in keys), {}).setdefault(point[swept], []).append(run)
+        for value in values:
+            table.add_column(power(value), justify="right")
+        rows: dict[tuple[object, ...], dict[float, list[Task]]] = {}
+        for t in self.trials:
+            row = rows.setdefault(tuple(t.point[k] for k in keys), {})
+            row.setdefault(t.point.number(swept), []).append(t.task)
         for labels, cells in list(rows.items())[:MOST_ROWS]:
-            means = {value: self._mean(runs) for value, runs in cells.items()}
+            means = {value: self._mean(tasks) for value, tasks in cells.items()}
             best = min((m for m in means.values() if m is not None), default=None)
-            shown = [self._cell(cells.get(value, []), means.get(value), best) for value in self.sweep.axes[swept]]
-            table.add_row(*map(str, labels), *shown)
+            table.add_row(*map(str, labels), *(self._cell(cells.get(v, []), means.get(v), best) for v in values))
         return table
 
-    def _mean(self, runs: list[Run]) -> float | None:
-        losses = [loss for run in runs if (loss := self.ended.get(self.store.folder(run), ("", None))[1]) is not None]
+    def _mean(self, tasks: Sequence[Task]) -> float | None:
+        losses = [loss for task in tasks if (loss := self.ended.get(task.id, ("", None))[1]) is not None]
         return sum(losses) / len(losses) if losses else None
 
-    def _cell(self, runs: list[Run], mean: float | None, best: float | None) -> str:
-        folders = [self.store.folder(run) for run in runs]
-        if any(self.ended.get(folder, ("", None))[0] == "diverged" for folder in folders):
+    def _cell(self, tasks: Sequence[Task], mean: float | None, best: float | None) -> str:
+        if any(self.ended.get(task.id, ("", None))[0] == "diverged" for task in tasks):
             return "[red]▲[/]"
         if mean is None:
-            return "[dim]…[/]" if any(folder in self.running for folder in folders) else ""
+            return "[dim]…[/]" if any(task.id in self.running for task in tasks) else ""
         return f"[bold green]{mean:.3f}[/]" if mean == best else f"{mean:.3f}"
 
 
-@contextmanager
-def watching(board: Board) -> Iterator[None]:
-    """Redrawn twice a second on a terminal; elsewhere a line per run is enough."""
-    if not board.talk.is_terminal:
-        yield
-        return
-    from rich.live import Live
+@dataclass(frozen=True)
+class Watch:
+    """A `Watcher`: redraws a board twice a second on a terminal; elsewhere prints a line per run."""
 
-    with Live(board, console=board.talk, refresh_per_second=2, transient=True):
-        yield
+    name: str
+    swept: str | None
 
+    @contextmanager
+    def __call__(self, trials: Sequence[Trial], store: Store, at_most: bool) -> "Iterator[Callable[[Event], None]]":
+        from rich.live import Live
 
-def described(run: Run) -> str:
-    h = run.hyperparameters
-    settings = f"lr {power(h.lr)}, std {h.std:g}, wd {h.weight_decay:.2g}, eps {h.eps:g}, seed {run.seed}"
-    return f"{run.rules} {run.model.width} × {run.model.depth}, {settings}"
-
-
-def make_board(sweep: Sweep, store: Store, runs: list[tuple[Point, Run]], searching: bool) -> Board:
-    return Board(sweep, store, runs, console(stderr=True), "at most " if searching else "")
+        terminal = console(stderr=True)
+        board = Board(self.name, self.swept, trials, store, terminal, "at most " if at_most else "")
+        try:
+            if terminal.is_terminal:
+                with Live(board, console=terminal, refresh_per_second=2, transient=True):
+                    yield board.on_event
+            else:
+                yield board.on_event
+        except KeyboardInterrupt:
+            terminal.print(f"stopped: {board.counts()}; the same command continues")
+            raise
+        if board.present:
+            terminal.print(f"{board.present} of {len(board.tasks)} runs were done already")
+        failed = [kind for kind, _ in board.ended.values()].count("failed")
+        if failed:
+            share = f"[red]{failed} of {len(board.tasks)} runs failed[/]"
+            terminal.print(f"{share}; their folders hold log.txt; the same command tries again")

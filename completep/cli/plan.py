@@ -6,9 +6,7 @@ from typing import Annotated, Literal
 from tyro.conf import arg
 
 from completep import paper
-from completep.cli.shared import RulesName, console, print_json, read_run
-from completep.config import Shape
-from completep.rules.table import rules_named
+from completep.cli.shared import RulesName, show
 
 
 def plan(
@@ -42,13 +40,13 @@ def plan(
 ) -> int:
     """From a budget or a size to a run: shape, tokens, batch, steps, learning rates, weight decay, FLOPs, memory.
 
-    Say the size one way: --params, --flops, --gpu-hours, or --width and --depth.
+    Give the size in one way: --params, --flops, --gpu-hours, or --width and --depth.
 
     Example: completep plan --params 1.5B --max-depth 48 --ranks 8
 
     Args:
-        params: non-embedding parameters, as 300M or 1.5B.
-        flops: training budget, as 4e20.
+        params: non-embedding parameters, such as 300M or 1.5B.
+        flops: training budget, such as 4e20.
         width: width N, with --depth.
         depth: depth L, with --width.
         gpu_hours: training budget in device hours, with --device and --mfu.
@@ -74,26 +72,17 @@ def plan(
         run: write the run here, for `completep train`.
         json: print JSON.
     """
-    from completep.compute import plan as planner
-    from completep.compute.memory import memory
+    from completep import plan as make_plan
     from completep.config import to_json
     from completep.files import write_new
-    from completep.report.plan_view import plan_json, plan_tables
 
-    tuned = None if from_ is None else read_run(from_)
-    request = planner.Request(
-        params=params, flops=flops, width=width, depth=depth, gpu_hours=gpu_hours, device=device, mfu=mfu, max_width=max_width,
-        max_depth=max_depth, head_size=head_size, vocabulary=vocabulary, sequence=sequence, tpp=tpp, tokens=tokens, batch=batch,
-        rules=rules, base=Shape(*base_shape), lr=lr, std=std, tau=tau, tuned=tuned, law=law, horizon_exponent=horizon_exponent,
+    planned = make_plan(
+        params=params, flops=flops, gpu_hours=gpu_hours, width=width, depth=depth, device=device, mfu=mfu,
+        max_width=max_width, max_depth=max_depth, head_size=head_size, vocabulary=vocabulary, sequence=sequence,
+        tpp=tpp, tokens=tokens, batch=batch, rules=rules, base=base_shape, lr=lr, std=std, tau=tau, tuned=from_,
+        law=law, horizon_exponent=horizon_exponent, ranks=ranks, micro_batch=micro_batch,
     )  # fmt: skip
-    found = planner.answer(request)
-    chosen = rules_named(found.run.rules)
-    needed = memory(found.run.model, sequence=found.run.sequence, micro_batch=micro_batch, ranks=ranks)
     if run is not None:
-        write_new(run, to_json(found.run))
-    if json:
-        print_json(plan_json(found, chosen, needed))
-    else:
-        for part in plan_tables(found, chosen, needed, ranks, micro_batch):
-            console().print(part)
+        write_new(run, to_json(planned.run))
+    show(planned, json)
     return 0

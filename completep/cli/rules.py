@@ -1,11 +1,10 @@
-"""`completep explain` and `completep audit`: what the rules do to a model, and whether a model keeps them."""
+"""`completep explain` and `completep audit`: what the rules do to a model, and whether a model follows them."""
 
 from pathlib import Path
 
-from completep.cli.shared import RulesName, Style, Target, Words, console, models, print_json
+from completep.cli.shared import EXIT, RulesName, Style, Target, Words, models, show
 from completep.config import Shape
 from completep.errors import UserError
-from completep.rules.table import rules_named
 
 
 def explain(
@@ -25,7 +24,8 @@ def explain(
 ) -> int:
     """Show, parameter by parameter, what the rules do to your model and why.
 
-    The model is built on the meta device: any size costs nothing. Without --lr and its like, the numbers are factors.
+    The model is built on the meta device, so any size is free. Without --lr and the other base values, the numbers are
+    factors.
 
     Example: completep explain completep.model.gpt:gpt --args width=1024 depth=24 --base width=256 depth=2 --lr 0.0039
 
@@ -41,22 +41,19 @@ def explain(
         json: print JSON, one entry per parameter.
         html: also write the table to this file.
     """
+    from completep import explain as run
+    from completep.anatomy.specimen import build
     from completep.files import write_new
-    from completep.rules import explain as view
-    from completep.rules.examine import build
-    from completep.rules.parametrize import parametrize
+    from completep.report.html import page
 
     make, chosen = models(target, args, base, base_shape)
-    scaling = parametrize(
-        build(make, "meta"), base=chosen, rules=rules_named(rules), style=style, specimen=None if base else make
-    )
-    rows = scaling.explain(std=std, lr=lr, weight_decay=weight_decay, eps=eps)
+    explanation = run(
+        build(make, "meta"), base=chosen, rules=rules, style=style, specimen=None if base else make,
+        std=std, lr=lr, weight_decay=weight_decay, eps=eps,
+    )  # fmt: skip
     if html is not None:
-        write_new(html, view.to_html(scaling, rows))
-    if json:
-        print_json(view.to_json(scaling, rows))
-    else:
-        console().print(view.to_table(rows, view.summary(scaling)))
+        write_new(html, page(explanation.document()))
+    show(explanation, json)
     return 0
 
 
@@ -74,9 +71,10 @@ def audit(
     check_init: bool = True,
     json: bool = False,
 ) -> int:
-    """Compare your own model and optimizer with the rules; exit code 1 if anything departs.
+    """Compare your own model and optimizer with the rules. Exit code 1 if anything departs.
 
-    The factory returns (model, optimizer). What you tuned is read off the embedding's group unless you give it.
+    The factory returns (model, optimizer). The values you tuned are read from the embedding's group unless you give
+    them.
 
     Example: completep audit examples/own_model.py:model_and_optimizer --args width=128 depth=8 --base width=64 depth=2
 
@@ -92,26 +90,15 @@ def audit(
         check_init: compare starting values too; switch it off for a trained model.
         json: print JSON.
     """
-    from completep.rules import audit as checker
+    from completep import audit as run
 
     make, chosen = models(target, args, base, base_shape)
     pair = make()
     if not isinstance(pair, tuple) or len(pair) != 2:
         raise UserError(f"{target} returned {type(pair).__name__}", fix="let it return (model, optimizer)")
     base_model = chosen if isinstance(chosen, Shape) else (lambda: chosen()[0])
-    found = checker.audit(
-        *pair,
-        base=base_model,
-        rules=rules_named(rules),
-        lr=lr,
-        weight_decay=weight_decay,
-        eps=eps,
-        std=std,
-        check_init=check_init,
+    result = run(
+        *pair, base=base_model, rules=rules, lr=lr, weight_decay=weight_decay, eps=eps, std=std, check_init=check_init
     )
-    if json:
-        print_json(checker.to_json(found))
-    else:
-        for line in checker.to_lines(found):
-            console().print(line)
-    return 0 if found.passed else 1
+    show(result, json)
+    return EXIT[result.verdict]

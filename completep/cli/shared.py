@@ -1,8 +1,9 @@
-"""What several commands share: argument types, the console, JSON, reading models and runs from words."""
+"""What several commands share: argument types, the console, printing, models and runs named on the command line."""
 
 import json
-import math
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,10 +16,14 @@ from completep.files import read_text
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from completep.measure.words import Progress
+    from completep.report.result import Result
+
 Target = Annotated[Positional[str], arg(metavar="MODULE:FACTORY")]
 Words = Annotated[tuple[str, ...], arg(metavar="NAME=VALUE …")]
 RulesName = Annotated[str, arg(metavar="sp|mup|completep|alpha=0.5", help="which parameterization")]
 Style = Annotated[Literal["multiplier", "folded"], arg(help="factors in the forward pass, or in the weights")]
+EXIT = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}  # 2 is an error in the input
 
 
 def console(stderr: bool = False) -> "Console":
@@ -28,26 +33,53 @@ def console(stderr: bool = False) -> "Console":
     return Console(stderr=stderr, width=wide, highlight=False)
 
 
-def print_json(value: Any) -> None:
-    print(json.dumps(_plain(value), indent=2, allow_nan=False))
+def print_json(value: object) -> None:
+    from completep.report.document import strict
+
+    print(json.dumps(strict(value), indent=2, allow_nan=False))
 
 
-def _plain(value: Any) -> Any:
-    """What strict JSON can say: it knows neither NaN nor infinity."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
-    return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value
+def show(result: "Result", as_json: bool, out: Path | None = None) -> None:
+    """Print a result, and with `out` write its files there."""
+    files = result.write(out) if out is not None else []
+    if as_json:
+        print_json(result.to_json() | ({"files": [str(f) for f in files]} if files else {}))
+        return
+    console().print(result)
+    if files:
+        console().print(f"report: {files[0]}", markup=False)
+
+
+@contextmanager
+def progress_bar() -> "Iterator[Progress]":
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    terminal = console(stderr=True)
+    columns = (
+        BarColumn(24),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
+    with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def update(done: int, total: int, what: str) -> None:
+            bar.update(task, completed=done, total=total, description=what)
+
+        yield update
 
 
 def read_run(path: Path) -> Run:
     return run_from_json(read_text(path), str(path))
 
 
+Build = Callable[[], Any]
+
+
 def models(
     target: str, args: tuple[str, ...], base: tuple[str, ...], base_shape: tuple[int, int] | None
-) -> tuple[Any, Any]:
+) -> "tuple[Build, Build | Shape]":
     """(how to build the target, the base) from the words on the command line."""
     from completep.load import call_factory, load_factory, parse_arguments
 
@@ -57,9 +89,6 @@ def models(
             "no base given: the rules are relative to the model you tuned",
             fix="--base width=256 depth=2 (arguments of the factory), or --base-shape 256 2",
         )
-    chosen = (
-        Shape(*base_shape)
-        if base_shape is not None
-        else (lambda: call_factory(factory, parse_arguments(args) | parse_arguments(base)))
-    )
-    return (lambda: call_factory(factory, parse_arguments(args))), chosen
+    arguments, of_base = parse_arguments(args), parse_arguments(base)
+    chosen = Shape(*base_shape) if base_shape is not None else (lambda: call_factory(factory, arguments | of_base))
+    return (lambda: call_factory(factory, arguments)), chosen

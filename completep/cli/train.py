@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from completep.cli.shared import RulesName, console, print_json, read_run
-from completep.config import Data, Run, Shape, run_id
+from completep.config import Data, Run, run_id
 from completep.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from completep.integrations.trackers import Kind
+    from completep.train.records import Record
 
 
 def prepare(
@@ -26,7 +29,7 @@ def prepare(
     workers: int = 2,
     json: bool = False,
 ) -> int:
-    """Turn text into memory-mapped token shards. Run it again after an interruption, and it goes on.
+    """Turn text into memory-mapped token shards. After an interruption the same command continues.
 
     Example: completep prepare python --out data/python --tokenizer bytes
 
@@ -34,7 +37,7 @@ def prepare(
         sources: text files, folders, .jsonl, .jsonl.gz, .parquet, hf:NAME[:SPLIT], or `python` for Python's own source.
         out: folder for the shards and their manifest.
         tokenizer: bytes, gpt2, or the path of a tokenizer.json.
-        validation: share of the documents to keep for validation.
+        validation: share of the documents that is held out for validation.
         text_field: the field that holds the text, in JSON and Parquet.
         workers: processes.
         json: print JSON.
@@ -46,20 +49,15 @@ def prepare(
     with Progress(console=console(stderr=True), transient=True) as progress:
         task = progress.add_task("tokenizing", total=None)
         corpus = run(
-            sources,
-            out,
-            tokenizer=tokenizer,
-            validation=validation,
-            text_field=text_field,
-            workers=workers,
+            sources, out, tokenizer=tokenizer, validation=validation, text_field=text_field, workers=workers,
             progress=lambda done, total, tokens: progress.update(task, completed=done, total=total),
-        )
+        )  # fmt: skip
     counts = {split: corpus.tokens(split) for split in ("train", "validation")}
     if json:
         print_json({"folder": str(out), "sha256": corpus.sha256, "vocabulary": corpus.vocabulary, "tokens": counts})
     else:
-        told = f"{counts['train']:,} training and {counts['validation']:,} validation tokens"
-        console().print(f"{out}: {told}, sha256 {corpus.sha256[:12]}…")
+        tokens = f"{counts['train']:,} training and {counts['validation']:,} validation tokens"
+        console().print(f"{out}: {tokens}, sha256 {corpus.sha256[:12]}…")
     return 0
 
 
@@ -93,9 +91,9 @@ def train(
     track: Literal["tensorboard", "wandb", "trackio"] | None = None,
     json: bool = False,
 ) -> int:
-    """Train the run that `completep plan --run` wrote, or one said in flags: the same command resumes.
+    """Train the run that `completep plan --run` wrote, or one given in flags. The same command resumes it.
 
-    In flags, --width and --depth are needed; all else is the paper's recipe, as `completep plan` would lay it out.
+    In flags, --width and --depth are needed; everything else follows the paper's recipe, as in `completep plan`.
     Under torchrun: torchrun --nproc-per-node 2 -m completep train run.json --parallel fsdp
 
     Example: completep train --width 64 --depth 8 --tokens 1M --batch 16 --sequence 128 --base-shape 64 2
@@ -108,9 +106,10 @@ def train(
         width: width N.
         depth: depth L.
         head_size: of every attention head.
-        tokens: tokens to train on, as 300M; by default 20 a parameter.
+        tokens: tokens to train on, such as 300M; by default 20 per parameter.
         batch: sequences per step; by default the paper's batch law.
         sequence: tokens per sequence.
+        rules: the parameterization: sp, mup, completep or alpha=0.5 … 1.
         base_shape: width and depth of the base that was tuned.
         lr: tuned base learning rate.
         std: tuned base init standard deviation.
@@ -125,7 +124,7 @@ def train(
         checkpoint_every: steps between checkpoints.
         keep: checkpoints to keep.
         log_every: steps between records.
-        track: show the records in a tracker too; WANDB_MODE=offline keeps W&B on this machine.
+        track: send the records to a tracker too; WANDB_MODE=offline keeps W&B on this machine.
         json: print the result as JSON.
     """
     from dataclasses import asdict
@@ -135,22 +134,22 @@ def train(
     from completep.train.loop import train as run_it
     from completep.units import parse_quantity
 
-    said = {
+    options: dict[str, Any] = {
         "width": width, "depth": depth, "head_size": head_size, "tokens": tokens, "batch": batch, "sequence": sequence,
-        "rules": rules, "base": None if base_shape is None else Shape(*base_shape), "lr": lr, "std": std, "tau": tau,
+        "rules": rules, "base": base_shape, "lr": lr, "std": std, "tau": tau,
     }  # fmt: skip
-    config = _which_run(run, {k: v for k, v in said.items() if v is not None}, data, tokenizer, seed)
-    top = None if peak is None else parse_quantity(peak, "peak")
+    config = _resolve_run(run, {k: v for k, v in options.items() if v is not None}, data, tokenizer, seed)
+    top: float | Literal["measure"] = "measure" if peak is None else parse_quantity(peak, "peak")
     how = How(micro_batch, parallel, replicas, precision, compile, top, checkpoint_every, keep, log_every)
     folder = out or (run.with_suffix("") if run is not None else Path("runs") / run_id(config))
-    talk = console(stderr=True)
-    with _watch(talk, config) as on_record, _tracking(track, config, folder, talk) as follow:
+    terminal = console(stderr=True)
+    with _watch(terminal, config) as on_record, _tracking(track, config, folder, terminal) as follow:
 
-        def note(record: Any) -> None:
+        def note(record: "Record") -> None:
             on_record(record)
             follow(record)
 
-        result = run_it(config, folder, how, on_record=note, tell=talk.print)
+        result = run_it(config, folder, how, on_record=note, tell=terminal.print)
     leave()
     if json:
         print_json(asdict(result))
@@ -165,37 +164,36 @@ def train(
     return 0
 
 
-def _which_run(
-    path: Path | None, said: dict[str, Any], data: str | None, tokenizer: str | None, seed: int | None
+def _resolve_run(
+    path: Path | None, options: dict[str, Any], data: str | None, tokenizer: str | None, seed: int | None
 ) -> Run:
     """The run of a file, or of flags; data and seed may be changed in both."""
     from dataclasses import replace
 
-    from completep.compute.plan import Request, answer
+    from completep import plan
     from completep.train.loop import open_corpus
 
     if path is not None:
-        if said:
-            flag = "--" + next(iter(said)).replace("_", "-").replace("base", "base-shape")
+        if options:
+            flag = "--" + next(iter(options)).replace("_", "-").replace("base", "base-shape")
             raise UserError(
-                f"{flag} beside {path}: the run says it already",
+                f"{flag} beside {path}: the run defines it already",
                 fix=f"leave out {flag}, or leave out {path} and give --width and --depth",
             )
         config = read_run(path)
-    elif said:
-        where = Data(data or "python", tokenizer or "bytes")
-        config = answer(Request(**said, vocabulary=open_corpus(where).vocabulary)).run
+    elif options:
+        source = Data(data or "python", tokenizer or "bytes")
+        config = plan(**options, vocabulary=open_corpus(source).vocabulary).run
     else:
         raise UserError("nothing to train", fix="give a run.json, or --width and --depth")
     if data is not None or tokenizer is not None:
-        source = data or config.data.source
-        config = replace(config, data=Data(source, tokenizer or config.data.tokenizer))
+        config = replace(config, data=Data(data or config.data.source, tokenizer or config.data.tokenizer))
     return config if seed is None else replace(config, seed=seed)
 
 
 @contextmanager
-def _tracking(kind: Any, run: Run, folder: Path, talk: "Console") -> Iterator[Callable[[Any], None]]:
-    """Records to a tracker, if one is wanted; under torchrun the first rank's."""
+def _tracking(kind: "Kind | None", run: Run, folder: Path, terminal: "Console") -> "Iterator[Callable[[Record], None]]":
+    """Records to a tracker, if one is wanted; under torchrun only those of the first rank."""
     if kind is None or os.environ.get("RANK", "0") != "0":
         yield lambda record: None
         return
@@ -204,25 +202,25 @@ def _tracking(kind: Any, run: Run, folder: Path, talk: "Console") -> Iterator[Ca
     folder.mkdir(parents=True, exist_ok=True)
     tracker = open_tracker(kind, run, folder)
     try:
-        yield following(tracker, talk.print)
+        yield following(tracker, terminal.print)
     finally:
-        close(tracker, talk.print)
+        close(tracker, terminal.print)
 
 
 @contextmanager
-def _watch(talk: "Console", run: Any) -> Iterator[Callable[[Any], None]]:
+def _watch(terminal: "Console", run: Run) -> "Iterator[Callable[[Record], None]]":
     """One live line on a terminal, plain lines elsewhere."""
-    if not talk.is_terminal:
-        yield lambda record: talk.print(_record_line(record, run))
+    if not terminal.is_terminal:
+        yield lambda record: terminal.print(_record_line(record, run))
         return
     from rich.progress import BarColumn, Progress, TextColumn
 
-    with Progress(BarColumn(20), TextColumn("{task.description}"), console=talk) as progress:
+    with Progress(BarColumn(20), TextColumn("{task.description}"), console=terminal) as progress:
         task = progress.add_task("starting", total=run.schedule.steps)
         yield lambda record: progress.update(task, completed=record.step, description=_record_line(record, run))
 
 
-def _record_line(record: Any, run: Any) -> str:
+def _record_line(record: "Record", run: Run) -> str:
     if record.kind == "eval":
         return f"step {record.step}: validation loss {record.loss:.4f}"
     left = (run.schedule.steps - record.step) * run.batch * run.sequence / record.tokens_per_second
