@@ -1,18 +1,22 @@
-# make demo   tune the learning rate at depth 2, use it at 8 and 32: a few minutes, with a report
-# make test   everything that must hold: formatting, lint, types, tests
+# make demo   tune the learning rate at depth 2, use it at depths 8 and 32: a few minutes, with a report
+# make check  formatting, lint, types and the fast tests: the loop while you edit
+# make test   everything that must hold
 # make docs   the site, in site/
-# Each sets itself up on first use (Python ≥ 3.11 is all it needs) and is quick after that.
+# Each installs what it needs on first use (all it needs is Python ≥ 3.11).
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-WORKERS = $$($(BIN)/python -c 'import os; print((os.cpu_count() or 1) + 1)')  # tests often wait for processes of their own
+WORKERS = $$($(BIN)/python -c 'import os; print((os.cpu_count() or 1) + 1)')  # tests often wait for other processes
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test lint docs bench clean
+.PHONY: demo check test lint docs bench clean
 
 demo: $(VENV)/.core
 	$(BIN)/completep demo
+
+check: lint
+	$(BIN)/python -m pytest -n $(WORKERS) -m 'not slow' $(PYTEST)
 
 test: lint
 	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST)
@@ -38,7 +42,7 @@ $(VENV)/.core: $(BIN)/python pyproject.toml constraints.txt
 
 $(VENV)/.test: $(VENV)/.core
 	$(PIP) --editable '.[test]'
-	# torchvision's compiled part wants the exact torch build; kept apart so that nothing else imports it.
+	# torchvision's compiled part needs the exact torch build; it is kept apart so that nothing else imports it.
 	$(PIP) --no-deps --upgrade --target $(VENV)/vision timm torchvision pillow
 	touch $@
 

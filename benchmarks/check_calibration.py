@@ -1,6 +1,6 @@
-"""How often the coordinate check is wrong: false alarms on right rules, misses on each of its negative controls.
+"""How often the coordinate check is wrong: false alarms on right rules, and misses on each of its negative controls.
 
-100 seeds of every case are run on a small shape; a trial is a check of three of them, drawn at random.
+Every case is run with 100 seeds on a small shape. A trial is a check of three of these seeds, drawn at random.
 
     python benchmarks/check_calibration.py
 """
@@ -12,11 +12,10 @@ import numpy as np
 import polars as pl
 
 from completep.config import Shape
-from completep.measure.controls import CONTROLS, RIGHT
 from completep.measure.grid import Coordinates, coordinate_check
 from completep.measure.subject import Setting, Source
-from completep.measure.verdict import judge, overall
-from completep.rules.table import Role
+from completep.measure.verdict import judge_coordinates, overall
+from tests.measure.controls import CONTROLS, RIGHT
 
 RESULTS = Path(__file__).parent / "results" / "check_calibration.json"
 SEEDS, TRIALS, PER_CHECK = 100, 200, 3
@@ -25,33 +24,38 @@ SOURCE = Source("completep.model.gpt:gpt", Shape(32, 2), {"vocabulary": 256, "he
 
 
 def trials(control):
-    """(verdict, roles blamed) of many checks."""
+    """(verdict, roles that failed) of many checks."""
     setting = Setting(time=32, eps=control.eps)
     source = SOURCE if control.factory is None else Source(control.factory, SOURCE.base)
-    found = coordinate_check(source, [control.rules], SHAPES[control.axis], setting, seeds=range(SEEDS))
+    measured = coordinate_check(source, [control.rules], SHAPES[control.axis], setting, seeds=range(SEEDS))
     rng = np.random.default_rng(0)
     for _ in range(TRIALS):
-        mine = pl.col("seed").is_in(rng.choice(SEEDS, PER_CHECK, replace=False).tolist())
-        findings = judge(Coordinates(found.base, found.stream.filter(mine), found.roles.filter(mine)))
-        failed = [f.quantity for f in findings if f.word == "FAIL"]
-        yield overall(findings), {role for role in Role if any(q.startswith(f"{role} →") for q in failed)}
+        drawn = pl.col("seed").is_in(rng.choice(SEEDS, PER_CHECK, replace=False).tolist())
+        findings = judge_coordinates(
+            Coordinates(measured.base, measured.stream.filter(drawn), measured.roles.filter(drawn))
+        )
+        yield overall(findings), {f.role for f in findings if f.word == "FAIL"}
+
+
+def calibrate(control):
+    """The shares of each verdict, as a row of the results."""
+    results = list(trials(control))
+    words = [word for word, _ in results]
+    row = {"case": control.name, "right": control in RIGHT}
+    row |= {word: words.count(word) / TRIALS for word in ("PASS", "FAIL", "INCONCLUSIVE")}
+    if control.blamed:
+        row["every role to blame is named"] = sum(failed >= set(control.blamed) for _, failed in results) / TRIALS
+    row["met"] = row["FAIL"] <= 0.02 if control in RIGHT else 1 - row["FAIL"] <= 0.02
+    return row
 
 
 def main():
-    told = []
+    rows = []
     for control in (*RIGHT, *CONTROLS):
-        results = list(trials(control))
-        words = [word for word, _ in results]
-        row = {"case": control.name, "right": control in RIGHT} | {
-            word: words.count(word) / TRIALS for word in ("PASS", "FAIL", "INCONCLUSIVE")
-        }
-        if control.blamed:
-            row["every role to blame is named"] = sum(blamed >= set(control.blamed) for _, blamed in results) / TRIALS
-        row["met"] = row["FAIL"] <= 0.02 if control in RIGHT else 1 - row["FAIL"] <= 0.02
-        told.append(row)
-        print(json.dumps(row), flush=True)
+        rows.append(calibrate(control))
+        print(json.dumps(rows[-1]), flush=True)
     RESULTS.write_text(
-        json.dumps({"seeds": SEEDS, "trials": TRIALS, "seeds per check": PER_CHECK, "cases": told}, indent=2) + "\n"
+        json.dumps({"seeds": SEEDS, "trials": TRIALS, "seeds per check": PER_CHECK, "cases": rows}, indent=2) + "\n"
     )
 
 

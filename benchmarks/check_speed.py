@@ -1,7 +1,8 @@
-"""The paper's depth coordinate check beside the same grid in plain PyTorch: hooks that keep activations, one run after another,
-torch's own threads.
+"""The speed of the paper's depth coordinate check, compared with the same grid in plain PyTorch.
 
-    python benchmarks/check_speed.py [deepest, 128 by default]
+The plain side stores activations with hooks and does one run after another, with torch's own threads.
+
+    python benchmarks/check_speed.py [DEEPEST]     128 by default
 """
 
 import json
@@ -27,7 +28,7 @@ DEPTHS = [2**k for k in range(1, DEEPEST.bit_length())]
 
 
 def plain_run(rules, depth):
-    """What one would write: hooks that store every block's output, the same fixed batch passed before every step."""
+    """The obvious way: hooks store the output of every block, and a fixed batch is run before every step."""
     model = gpt(WIDTH, depth, 256)
     scaling = parametrize(model, base=lambda: gpt(WIDTH, BASE, 256), rules=rules)
     scaling.init_(SETTING.std, seed=0)
@@ -82,8 +83,8 @@ def main():
     plain = time.perf_counter() - start
     ratio = plain / ours
     print(f"plain PyTorch: {plain:.0f} s;  {ratio:.2f}×   target >= 2   {'met' if ratio >= 2 else 'MISSED'}")
-    told = {"deepest": DEEPEST, "completep s": ours, "plain s": plain, "ratio": ratio, "target": 2, "met": ratio >= 2}
-    RESULTS.write_text(json.dumps(told, indent=2) + "\n")
+    result = {"deepest": DEEPEST, "completep s": ours, "plain s": plain, "ratio": ratio, "target": 2, "met": ratio >= 2}
+    RESULTS.write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

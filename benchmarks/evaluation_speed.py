@@ -1,7 +1,7 @@
-"""Log-likelihoods of multiple-choice items, beside the naive way: every (question, answer) read on its own.
+"""Log-likelihoods of multiple-choice items, compared with the naive way, which reads every (question, answer) pair.
 
-Items are cut from Python's own source: a beginning of 100 to 600 bytes and four endings of 10 to 60, as hellaswag's are. Same model,
-same threads, in turn in one process:
+Items are cut from Python's own source: a question of 100 to 600 bytes and four answers of 10 to 60, like hellaswag's.
+Both sides use the same model and the same threads, and take turns in one process:
 
     python benchmarks/evaluation_speed.py
 """
@@ -28,8 +28,8 @@ def items():
     rng = np.random.default_rng(0)
     pairs = []
     for _ in range(ITEMS):
-        size, at = int(rng.integers(100, 600)), int(rng.integers(0, len(text) - 2000))
-        begin = tuple(int(t) for t in text[at : at + size])
+        size, place = int(rng.integers(100, 600)), int(rng.integers(0, len(text) - 2000))
+        begin = tuple(int(t) for t in text[place : place + size])
         for _ in range(4):
             start, length = int(rng.integers(0, len(text) - 100)), int(rng.integers(10, 60))
             pairs.append((begin, tuple(int(t) for t in text[start : start + length])))
@@ -38,12 +38,12 @@ def items():
 
 @torch.no_grad()
 def naive(model, pairs):
-    found = []
+    likelihoods = []
     for begin, end in pairs:
         whole = torch.tensor([begin + end])
         logits = model(whole[:, :-1])[0, -len(end) :]
-        found.append(F.log_softmax(logits, -1).gather(1, whole[0, -len(end) :, None]).sum().item())
-    return found
+        likelihoods.append(F.log_softmax(logits, -1).gather(1, whole[0, -len(end) :, None]).sum().item())
+    return likelihoods
 
 
 def main():
@@ -68,8 +68,8 @@ def main():
             {"width": width, "depth": depth, **best, "ratio": best["naive"] / best["ours"], "largest_difference": apart}
         )
         print(rows[-1])
-    found = {"threads": 1, "gemm_flops_per_core": measure_peak(torch.device("cpu")), "wanted": WANTED, "models": rows}
-    RESULTS.write_text(json.dumps(found, indent=2) + "\n")
+    result = {"threads": 1, "gemm_flops_per_core": measure_peak(torch.device("cpu")), "wanted": WANTED, "models": rows}
+    RESULTS.write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""What the rules cost: forward multipliers as a share of a training step, and parametrize on 70B parameters.
+"""The cost of the rules: forward multipliers as a share of a training step, and parametrize on 70B parameters.
 
-Every figure is a ratio, or beside its peer, measured in one run on one thread:  python benchmarks/rules_cost.py
+Both sides of a ratio are measured in one run, on one thread:
+
+    python benchmarks/rules_cost.py
 """
 
 import os
@@ -59,7 +61,7 @@ def stepper(build, scaled):
 
 
 def overhead(build, rounds=25):
-    """Median over rounds of (step with multipliers) / (plain step), the two taken in turn so that drift hits both."""
+    """Median over rounds of (step with multipliers) / (plain step). The two take turns, so that drift affects both."""
     plain, scaled = stepper(build, False), stepper(build, True)
     for _ in range(3):
         plain()
@@ -77,7 +79,7 @@ def overhead(build, rounds=25):
 
 
 def seventy_billion():
-    """Run in a process of its own, for its peak memory."""
+    """Runs in a separate process, to measure its peak memory."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     def llama(width, depth, heads, kv, inner):

@@ -1,10 +1,13 @@
-"""How long the whole laptop `lr-transfer` grid takes, beside the same trainings one after another in plain PyTorch.
+"""How long the whole `lr-transfer` grid takes at laptop scale, compared with the same trainings in plain PyTorch.
 
-The plain side is transformers' GPT-2 with torch's AdamW, eager, all threads, every point of the grid in turn in one process: the
-same steps and the same batches of evaluation at the end, without start-up, logging or weights written. Ours is the local engine with
-all that it does: a process per run, locks, records, weights written; runs that two parameterizations share are done once. All runs of
-one depth cost the same, so each side is measured on a few of each depth (ours: from start to end, twice as many as run at a time;
-plain: a number of steps after a warm-up) and multiplied up to the grid; the engine's own start is measured apart and counted once:
+The plain side is transformers' GPT-2 with torch's AdamW, not compiled, with all threads. It trains every point of the
+grid, one after another in one process, with the same steps and the same evaluation batches at the end. It has no
+start-up, no logging, and writes no weights. Our side is the local engine with everything it does: a process per run,
+locks, records, weights. A run that two parameterizations share is done once.
+
+All runs of one depth cost the same, so each side is measured on a few runs per depth and multiplied up to the grid. Our
+side runs from start to end, with twice as many runs as run at a time. The plain side is timed over some steps after a
+warm-up. The start of the engine is measured separately and counted once.
 
     python benchmarks/study_speed.py
 """
@@ -18,10 +21,12 @@ from pathlib import Path
 
 import torch
 
-from completep.study.engine import Local, undone, with_data
-from completep.study.named import lr_transfer
-from completep.study.scale import LAPTOP
-from completep.study.store import Store
+from completep.studies.lr_transfer import STUDY
+from completep.studies.scale import LAPTOP
+from completep.sweep.engine import Engine
+from completep.sweep.local import Local
+from completep.sweep.store import Store, distinct
+from completep.sweep.training import Training
 from completep.train.speed import measure_peak
 
 RESULTS = Path(__file__).parent / "results" / "study_speed.json"
@@ -64,59 +69,63 @@ def plain_seconds(run):
     return run.schedule.steps * each(step, STEPS) + run.evaluation.batches * each(evaluate, STEPS)
 
 
-def start_seconds(run):
-    """The engine's first run: until then nothing is imported in the server that runs are forked from."""
-    tiny = replace(
-        run, schedule=replace(run.schedule, steps=1, warmup=0), evaluation=replace(run.evaluation, batches=1)
-    )
+def engine_seconds(runs, workers):
+    """Seconds that the local engine takes for these runs, in an empty store."""
     with tempfile.TemporaryDirectory() as folder:
+        store = Store(Path(folder) / "store")
+        store.open()
         began = time.perf_counter()
-        assert Local(Store(Path(folder)), 1).run([tiny]) == []
+        assert Engine(store, Local(workers)).run([Training.of(run) for run in runs]) == []
         return time.perf_counter() - began
 
 
+def start_seconds(run):
+    """Seconds of the engine's first run. It imports everything in the server that later runs are forked from."""
+    schedule, evaluation = replace(run.schedule, steps=1, warmup=0), replace(run.evaluation, batches=1)
+    return engine_seconds([replace(run, schedule=schedule, evaluation=evaluation)], 1)
+
+
 def our_seconds(run):
-    """Wall seconds that one run takes on average, with all cores at work."""
+    """Mean wall-clock seconds per run, with all cores busy."""
     workers = os.cpu_count() or 1
     runs = [replace(run, seed=1000 + i) for i in range(2 * workers)]
-    with tempfile.TemporaryDirectory() as folder:
-        began = time.perf_counter()
-        assert Local(Store(Path(folder)), workers).run(runs) == []
-        return (time.perf_counter() - began) / len(runs)
+    return engine_seconds(runs, workers) / len(runs)
+
+
+def measure(depth, trials):
+    """Seconds per run on both sides at one depth, and the number of points and of different runs there."""
+    here = [trial for trial in trials if trial.point.whole("depth") == depth]
+    run = next(trial.task.run for trial in here if trial.point.text("rules") == "completep")
+    plain, ours = [], []
+    for _ in range(ROUNDS):  # the two sides take turns
+        plain.append(plain_seconds(run))
+        ours.append(our_seconds(run))
+    counts = {"points": len(here), "runs": len(distinct(here))}
+    return {"depth": depth, **counts, "plain_seconds": min(plain), "our_seconds": min(ours)}
 
 
 def main():
-    sweep = lr_transfer(LAPTOP)
-    points = [with_data(run) for _, run in sweep.runs()]
-    with tempfile.TemporaryDirectory() as folder:
-        distinct = undone(Store(Path(folder)), points)
-    rows, start = [], start_seconds(points[0])
-    for depth in LAPTOP.depths:
-        run = next(r for r in points if r.model.depth == depth and r.rules == "completep")
-        plain, ours = [], []
-        for _ in range(ROUNDS):  # in turn
-            plain.append(plain_seconds(run))
-            ours.append(our_seconds(run))
-        count = [sum(r.model.depth == depth for r in runs) for runs in (points, distinct)]
-        rows.append(
-            {
-                "depth": depth,
-                "points": count[0],
-                "runs": count[1],
-                "plain_seconds": min(plain),
-                "our_seconds": min(ours),
-            }
-        )
-        print(rows[-1])
-    plain = sum(r["points"] * r["plain_seconds"] for r in rows)
-    ours = start + sum(r["runs"] * r["our_seconds"] for r in rows)
+    experiment = STUDY.at(LAPTOP)
+    trials = STUDY.trials(experiment)
+    start = start_seconds(trials[0].task.run)
+    rows = []
+    for depth in experiment.axes["depth"]:
+        rows.append(measure(depth, trials))
+        print(rows[-1], flush=True)
+    plain = sum(row["points"] * row["plain_seconds"] for row in rows)
+    ours = start + sum(row["runs"] * row["our_seconds"] for row in rows)
     torch.set_num_threads(1)
-    found = {
-        "threads": os.cpu_count(), "gemm_flops_per_core": measure_peak(torch.device("cpu")), "start_seconds": start, "depths": rows,
+    result = {
+        "threads": os.cpu_count(),
+        "gemm_flops_per_core": measure_peak(torch.device("cpu")),
+        "start_seconds": start,
+        "depths": rows,
         "plain_minutes": plain / 60,
-        "our_minutes": ours / 60, "ratio": plain / ours, "wanted": WANTED,
-    }  # fmt: skip
-    RESULTS.write_text(json.dumps(found, indent=2) + "\n")
+        "our_minutes": ours / 60,
+        "ratio": plain / ours,
+        "wanted": WANTED,
+    }
+    RESULTS.write_text(json.dumps(result, indent=2) + "\n")
     print(f"plain {plain / 60:.1f} min, ours {ours / 60:.1f} min: {plain / ours:.2f} times as fast (wanted {WANTED})")
 
 

@@ -1,7 +1,7 @@
-"""How fast a training step is, beside what a user would pick instead: transformers' GPT-2 with torch's AdamW.
+"""The speed of a training step, compared with the usual alternative: transformers' GPT-2 with torch's AdamW.
 
-Ratios measured in one run, each side in processes of its own, one thread each, the two sides in turn, ours with its
-blocks compiled (`--compile`):
+Both sides of a ratio are measured in one run. They take turns, each in its own processes with one thread. Our blocks
+are compiled (`--compile`):
 
     python benchmarks/training_speed.py
 """
@@ -83,7 +83,7 @@ def compiled(*shape):
 
 
 def timed(side, shape):
-    """Seconds of the first step and of the best of a few, the process's peak memory, the GEMM rate."""
+    """Seconds of the first step and of the best of five, peak memory of the process, and the GEMM rate."""
     torch.set_num_threads(1)
     step = {"peer": peer, "ours": ours, "compiled": compiled}[side](*shape)
     start = time.perf_counter()
@@ -133,7 +133,7 @@ def against_the_peer():
 
 def growth_with_depth():
     seconds = {L: min(apart("ours", (128, L, 128, 4, 256))["seconds"] for _ in range(2)) for L in DEPTHS}
-    # From 8 layers up, where what is outside the blocks no longer counts.
+    # From 8 layers up, where the layers outside the blocks no longer matter.
     slope = math.log(seconds[128] / seconds[8]) / math.log(128 / 8)
     yield "N=128, L=8…128: step time grows as L to the power", slope, "<=", 1.03
     compiling = {}
@@ -149,7 +149,7 @@ def train_once(ranks):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([*command, __file__, "train", folder], check=True, capture_output=True)
-        return json.loads((Path(folder) / "told.json").read_text())
+        return json.loads((Path(folder) / "speed.json").read_text())
 
 
 def training_process(folder):
@@ -167,8 +167,8 @@ def training_process(folder):
     parallel = "fsdp" if int(os.environ["WORLD_SIZE"]) > 1 else "none"
     train(TWO_RANKS, Path(folder) / "run", How(parallel=parallel, log_every=1), on_record=on_record)
     if os.environ["RANK"] == "0":
-        told = {"first step": seen[0][0], "tokens/s": sorted(speed for _, speed in seen)[len(seen) // 2]}
-        (Path(folder) / "told.json").write_text(json.dumps(told))
+        result = {"first step": seen[0][0], "tokens/s": sorted(speed for _, speed in seen)[len(seen) // 2]}
+        (Path(folder) / "speed.json").write_text(json.dumps(result))
     os._exit(0)  # gloo's threads may abort an interpreter that shuts down
 
 
@@ -180,13 +180,13 @@ def ranks():
 
 
 def main():
-    told = []
+    rows = []
     for measure in (against_the_peer, growth_with_depth, ranks):
         for what, value, sign, target in measure():
             met = value >= target if sign == ">=" else value <= target
-            told.append({"what": what, "value": value, "sign": sign, "target": target, "met": met})
+            rows.append({"what": what, "value": value, "sign": sign, "target": target, "met": met})
             print(f"{what:74} {value:7.3f}   target {sign} {target:g}   {'met' if met else 'MISSED'}", flush=True)
-    RESULTS.write_text(json.dumps(told, indent=2) + "\n")
+    RESULTS.write_text(json.dumps(rows, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,86 +1,90 @@
-"""Writes docs/paper-numbers.md: python docs/paper_numbers.py > docs/paper-numbers.md"""
+"""Write docs/paper-numbers.md: python docs/paper_numbers.py > docs/paper-numbers.md"""
 
 import csv
 from pathlib import Path
 
+from completep import paper
 from completep.compute import flops
-from completep.compute.plan import plan
+from completep.compute.laws import PowerLaw, flop_savings, loss_increase
+from completep.compute.plan import plan_shape
 from completep.config import GPTConfig
 
 TABLE = Path(__file__).parent.parent / "tests" / "compute" / "size_table.csv"
 
 TEXT = """# Where the paper's numbers come from
 
-Every number of *Don't be lazy: CompleteP enables compute-efficient deep transformers* that completep uses, how it is computed
-here, and where the paper contradicts itself.
+This page has every number of *Don't be lazy: CompleteP enables compute-efficient deep transformers* that completep
+uses, how completep computes it, and where the paper contradicts itself.
 
 ## Counting
 
-With N width, L depth, V = 50257 tokens of vocabulary and T = 2048 tokens a sequence:
+N is the width, L the depth, V = 50257 the size of the vocabulary, and T = 2048 the number of tokens per sequence.
 
-- **Non-embedding parameters**: 12 N² L + 13 N L (matrices, biases and norms of the blocks). **Total**: that + 2 N (final norm)
-  + 2 V N (embedding and unembedding).
-- **Training FLOPs per token**: 3 × [2 (12 N² L + V N) + 4 T N L] + 4 V N + small terms. A product of m×n×k costs 2mnk and its
-  backward twice that; attention is counted over all T (no causal half); the input embedding is a dense one-hot product, forward
-  and weight gradient only (4 V N). The small terms are softmax and norms at 3 FLOPs an element and the nonlinearity at 1,
-  backward twice that, and biases at 1 each way. Any total of small terms between 291 and 345 · N · L reproduces the table;
-  ours comes to about 336.
-- **Tokens** D = 20 × total parameters. **Batch** B = max(32, 0.7857 · F^0.1527 - 306.8), to the nearest multiple of 8. **Steps**
-  = floor(D / (B · T)).
-- **Weight decay** λ = 1 / (τ · η · steps), τ = 0.1407. **Warm-up** min(10 % of steps, 375M tokens), then linear to zero.
+- **Non-embedding parameters**: 12 N² L + 13 N L (matrices, biases and norms of the blocks). **Total**: that + 2 N
+  (final norm) + 2 V N (embedding and unembedding).
+- **Training FLOPs per token**: 3 × [2 (12 N² L + V N) + 4 T N L] + 4 V N + small terms. A product of m×n×k costs 2mnk,
+  and its backward pass twice that. Attention is counted over all T, without the causal half. The input embedding is
+  counted as a dense one-hot product, forward and weight gradient only (4 V N). The small terms are softmax and norms at
+  3 FLOPs per element and the nonlinearity at 1, with a backward pass of twice that, and biases at 1 in each direction.
+  Any total of small terms between 291 and 345 · N · L reproduces the table; ours is about 336.
+- **Tokens** D = 20 × total parameters. **Batch** B = max(32, 0.7857 · F^0.1527 - 306.8), rounded to the nearest
+  multiple of 8. **Steps** = floor(D / (B · T)).
+- **Weight decay** λ = 1 / (τ · η · steps), τ = 0.1407. **Warm-up** min(10 % of steps, 375M tokens), then linear decay
+  to zero.
 
-The matrix-product part agrees with `torch.utils.flop_counter` exactly, forward and backward (`tests/compute/test_flops.py`).
+The matrix products agree with `torch.utils.flop_counter` exactly, forward and backward
+(`tests/compute/test_flops.py`).
 
 ## The size table, recomputed
 
-Each cell: what completep computes, which is what the paper prints, in all {cells} cells. A cell that differed would show both.
+Each cell is computed by completep. All {cells} cells agree with the printed ones; a cell that differed would show both
+values.
 
 {table}
 
 ## Savings
 
-With Xhat(F) = (F/a)^-b and d = (X - Xhat) / X, the FLOPs saved against muP are 1 - (1 - (d_muP - d))^(1/b). With b = 0.0554
-and the published losses:
+With Xhat(F) = (F/a)^-b and d = (X - Xhat) / X, the FLOPs saved over muP are 1 - (1 - (d_muP - d))^(1/b). With
+b = 0.0554 and the published losses:
 
 | model | parameterization | published | recomputed |
 |---|---|---|---|
 {savings}
 
-## Where the paper contradicts itself, and what holds
+## Where the paper contradicts itself, and what we use
 
 1. The depth exponent of the hidden learning rate is α - 1 everywhere; "L^(1-α)" under Desideratum 2 is a typo.
-2. First and last norms keep η, as in Table 1; the appendix line that repeats L^(α-1) for them is a slip.
+2. The first and last norms keep η, as in Table 1; the appendix line that repeats L^(α-1) for them is a mistake.
 3. "η_base = 2E-08" in the experiment table is 2^-8 = 0.0039.
 4. Norms start at gain 1 and bias 0, not at variance σ².
-5. The exponent of the FLOP savings is 1/b; the printed -1/b returns -13 % and -52 % where the paper reports 11.8 % and 34.4 %.
+5. The exponent of the FLOP savings is 1/b. The printed -1/b gives -13 % and -52 % where the paper reports 11.8 % and
+   34.4 %.
 6. Xhat(F) = (F/a)^-b inverts to F = a · X^(-1/b).
 7. A block's update moves the stream by Θ(1/L) in RMS, so its squared norm by Θ(1/L²), not Θ(1/L).
 """
 
 
 def cell(ours: str, printed: str) -> str:
+    """Our value, and the printed one where it differs."""
     return ours if ours == printed else f"{ours} (printed {printed})"
 
 
 def size_rows():
     for row in csv.DictReader(TABLE.read_text().splitlines()):
         model = GPTConfig(width=int(row["width"]), depth=int(row["depth"]))
-        p = plan(model)
+        planned = plan_shape(model)
         ours = {
             "params_non_embedding_M": f"{flops.non_embedding(model) / 1e6:.1f}",
             "params_total_M": f"{flops.total(model) / 1e6:.1f}",
             "tokens_B": f"{20 * flops.total(model) / 1e9:.1f}",
-            "train_flops": f"{p.flops:.2E}",
-            "steps": str(p.run.schedule.steps),
-            "batch": str(p.run.batch),
+            "train_flops": f"{planned.flops:.2E}",
+            "steps": str(planned.run.schedule.steps),
+            "batch": str(planned.run.batch),
         }
         yield [row["label"], row["width"], row["depth"], *(cell(value, row[name]) for name, value in ours.items())]
 
 
 def savings_rows():
-    from completep import paper
-    from completep.study.laws import PowerLaw, flop_savings, loss_increase
-
     b, best = paper.SCALING_EXPONENT, 2.286
     law = PowerLaw(a=3.99e20 * best ** (1 / b), b=b)
     for label, budget, losses, printed in (

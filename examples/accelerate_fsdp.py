@@ -24,7 +24,7 @@ def main() -> tuple[Accelerator, list[float]]:
     assert isinstance(model, LlamaForCausalLM)
     scaling = cp.parametrize(model, base=lambda: llama(width=32, depth=2))
     scaling.init_(std=0.1, seed=0)
-    # Accelerate wants model and optimizer together; it puts the shards into the groups, whose settings stay.
+    # Accelerate needs model and optimizer together. It puts the shards into the groups and keeps their settings.
     optimizer = torch.optim.AdamW(scaling.param_groups(lr=2**-6, eps=1e-12), betas=(0.9, 0.95))
     model, optimizer = accelerator.prepare(model, optimizer)
     sampler = Sampler(builtin_corpus(), "train", TIME, BATCH, seed=0)
@@ -41,6 +41,6 @@ def main() -> tuple[Accelerator, list[float]]:
 
 
 if __name__ == "__main__":
-    accelerator, found = main()
-    accelerator.print(f"{accelerator.num_processes} ranks: loss {found[0]:.3f} → {found[-1]:.3f}")
+    accelerator, losses = main()
+    accelerator.print(f"{accelerator.num_processes} ranks: loss {losses[0]:.3f} → {losses[-1]:.3f}")
     accelerator.end_training()

@@ -1,4 +1,4 @@
-"""Any model under FSDP2: parametrize first, then shard; rules are keyed by name, so sharding loses nothing.
+"""Any model under FSDP2: parametrize first, then shard. Rules are keyed by parameter name, so they survive sharding.
 
 torchrun --nproc-per-node 2 -m examples.fsdp2
 """
@@ -22,7 +22,7 @@ def main() -> list[float]:
     gpu = torch.cuda.is_available()
     dist.init_process_group("nccl" if gpu else "gloo")
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpu else torch.device("cpu")
-    with torch.device("meta"):  # no rank ever holds all of it
+    with torch.device("meta"):  # no rank ever holds the whole model
         model = MyModel(width=128, depth=4)
     scaling = cp.parametrize(
         model, base=lambda: MyModel(width=64, depth=2), specimen=lambda: MyModel(width=64, depth=2)
@@ -49,8 +49,8 @@ def main() -> list[float]:
 
 
 if __name__ == "__main__":
-    found = main()
+    losses = main()
     if dist.get_rank() == 0:
-        print(f"{dist.get_world_size()} ranks: loss {found[0]:.3f} → {found[-1]:.3f}", flush=True)
+        print(f"{dist.get_world_size()} ranks: loss {losses[0]:.3f} → {losses[-1]:.3f}", flush=True)
     dist.barrier()
     dist.destroy_process_group()

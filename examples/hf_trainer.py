@@ -1,4 +1,4 @@
-"""A Llama from a config, trained with Hugging Face's Trainer, then folded, saved and used by plain transformers.
+"""A Llama from a config: trained with Hugging Face's Trainer, folded, saved, and loaded by plain transformers.
 
 python -m examples.hf_trainer [FOLDER]
 """
@@ -44,24 +44,30 @@ def batches() -> list[dict[str, torch.Tensor]]:
 def main(folder: Path) -> tuple[float, float, str]:
     torch.manual_seed(0)
     model = llama(width=64, depth=4)
-    scaling = cp.parametrize(model, base=lambda: llama(width=32, depth=2))  # nothing else is said about the model
+    scaling = cp.parametrize(model, base=lambda: llama(width=32, depth=2))  # it needs nothing else
     scaling.init_(std=0.1, seed=0)
     optimizer = torch.optim.AdamW(scaling.param_groups(lr=2**-6, eps=1e-12), betas=(0.9, 0.95))
     schedule = get_linear_schedule_with_warmup(optimizer, STEPS // 5, STEPS)
     arguments = TrainingArguments(
-        str(folder), max_steps=STEPS, per_device_train_batch_size=BATCH, logging_steps=10, report_to="none", save_strategy="no",
-        use_cpu=not torch.cuda.is_available(), disable_tqdm=True,
-        max_grad_norm=0.0,  # clip with scaling.clip_grad_norm_: a plain norm sees the styles' scales
-    )  # fmt: skip
+        str(folder),
+        max_steps=STEPS,
+        per_device_train_batch_size=BATCH,
+        logging_steps=10,
+        report_to="none",
+        save_strategy="no",
+        use_cpu=not torch.cuda.is_available(),
+        disable_tqdm=True,
+        max_grad_norm=0.0,  # to clip, use scaling.clip_grad_norm_: a plain norm depends on the style
+    )
     trainer = Trainer(model, arguments, train_dataset=batches(), optimizers=(optimizer, schedule))
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     scaling.fold(optimizer)  # from here on an ordinary Llama
     model.save_pretrained(folder)
     plain = AutoModelForCausalLM.from_pretrained(folder)
-    text = "def "
-    said = plain.generate(torch.tensor([list(text.encode())]), max_new_tokens=16, do_sample=False, pad_token_id=0)
-    return float(losses[0]), float(losses[-1]), bytes(said[0].tolist()).decode(errors="replace")
+    prompt = torch.tensor([list(b"def ")])
+    tokens = plain.generate(prompt, max_new_tokens=16, do_sample=False, pad_token_id=0)
+    return float(losses[0]), float(losses[-1]), bytes(tokens[0].tolist()).decode(errors="replace")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A Lightning module: parametrize in its constructor, the groups in `configure_optimizers`.
+"""A Lightning module: call `parametrize` in the constructor and `param_groups` in `configure_optimizers`.
 
 python -m examples.lightning_module
 """
@@ -57,5 +57,5 @@ def main() -> list[float]:
 
 
 if __name__ == "__main__":
-    found = main()
-    print(f"loss {found[0]:.3f} → {found[-1]:.3f}")
+    losses = main()
+    print(f"loss {losses[0]:.3f} → {losses[-1]:.3f}")

@@ -1,4 +1,4 @@
-"""A vision transformer: nothing about the rules is about text.
+"""A vision transformer. The rules do not depend on the kind of data.
 
 python -m examples.vit
 """
@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from transformers import ViTConfig, ViTForImageClassification
 
 import completep as cp
-from completep.measure.laziness import images
+from completep.measure.linearization import images
 
 STEPS, BATCH = 60, 64
 
@@ -52,5 +52,5 @@ def main() -> tuple[list[float], float]:
 
 
 if __name__ == "__main__":
-    found, right = main()
-    print(f"loss {found[0]:.3f} → {found[-1]:.3f}, {right:.0%} of unseen digits right")
+    losses, right = main()
+    print(f"loss {losses[0]:.3f} → {losses[-1]:.3f}, accuracy on unseen digits {right:.0%}")

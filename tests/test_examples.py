@@ -1,4 +1,4 @@
-"""Every example runs as its first lines say, learns, and trains what a plain loop with the same rules trains."""
+"""Every example runs with the command in its docstring, learns, and has the losses of a plain loop with these rules."""
 
 import os
 import re
@@ -20,7 +20,7 @@ FALLS = {"fsdp2": 1.0, "accelerate_fsdp": 1.0, "lightning_module": 1.0, "vit": 1
 
 
 def losses(name, ranks=None):
-    """(first, last) as the example's own command prints them, from the project's root."""
+    """(first, last) loss, as the example's own command prints them, from the root of the project."""
     if name in NEEDS:
         pytest.importorskip(NEEDS[name], reason="needs the extra `test`")
     launcher, *words = (ROOT / "examples" / f"{name}.py").read_text().split('"""')[1].split("\n\n")[1].split()
@@ -31,37 +31,38 @@ def losses(name, ranks=None):
     if ranks is not None:
         command[command.index("--nproc-per-node") + 1] = str(ranks)
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    first, last = map(float, re.search(r"loss ([\d.]+) → ([\d.]+)", done.stdout).groups())
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    first, last = map(float, re.search(r"loss ([\d.]+) → ([\d.]+)", ended.stdout).groups())
     assert last < first - FALLS[name]
     return first, last
 
 
 def plain(model, base, loss, *, std, lr, steps, one_rate=False):
-    """(first, last) loss of the same training, in a loop of a few lines; or of one where all parameters have the same rate."""
+    """(first, last) loss of the same training in a plain loop. With `one_rate`, all groups have one learning rate."""
     scaling = cp.parametrize(model, base=base)
     scaling.init_(std=std, seed=0)
     groups = scaling.param_groups(lr=lr, eps=1e-12)
     if one_rate:
         groups = [{**g, "lr": lr} for g in groups]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
-    sampler, found = Sampler(builtin_corpus(), "train", 64, 8, seed=0), []
+    sampler, history = Sampler(builtin_corpus(), "train", 64, 8, seed=0), []
     for step in range(steps):
         now = loss(model, torch.from_numpy(sampler.batch_at(step)))
         now.backward()
         optimizer.step()
         optimizer.zero_grad()
-        found.append(now.item())
-    return found[0], found[-1]
+        history.append(now.item())
+    return history[0], history[-1]
 
 
 def test_every_example_is_run():
-    """By this file, by the tests of the docs (own_model), or by the newcomer's (hf_trainer)."""
+    """By this file, by test_docs.py (own_model), or by test_newcomer.py (hf_trainer)."""
     elsewhere = {"__init__", "own_model", "hf_trainer"}
     assert {p.stem for p in (ROOT / "examples").glob("*.py")} - elsewhere == set(FALLS)
 
 
+@pytest.mark.slow
 def test_vit():
     losses("vit")
 
@@ -81,26 +82,29 @@ def own():
     return MyModel, (128, 4), (64, 2), next_token
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "kind", "given"),
+    ("name", "kind", "settings"),
     [
         ("accelerate_fsdp", llama, {"std": 0.1, "lr": 2**-6, "steps": 20}),
         ("lightning_module", own, {"std": 0.05, "lr": 2**-7, "steps": 40}),
     ],
 )
-def test_it_trains_as_a_plain_loop(name, kind, given):
-    found = losses(name)
+def test_it_trains_like_a_plain_loop(name, kind, settings):
+    printed = losses(name)
     build, target, base, loss = kind()
-    assert found == pytest.approx(plain(build(*target), lambda: build(*base), loss, **given), abs=5e-3)
-    other = plain(build(*target), lambda: build(*base), loss, one_rate=True, **given)
-    assert abs(other[1] - found[1]) > 2e-2
+    assert printed == pytest.approx(plain(build(*target), lambda: build(*base), loss, **settings), abs=5e-3)
+    other = plain(build(*target), lambda: build(*base), loss, one_rate=True, **settings)
+    assert abs(other[1] - printed[1]) > 2e-2
 
 
-def test_fsdp2_on_one_rank_is_on_two():
+@pytest.mark.slow
+def test_fsdp2_gives_the_same_losses_on_one_and_two_ranks():
     assert losses("fsdp2", ranks=1) == pytest.approx(losses("fsdp2", ranks=2), abs=2e-3)
 
 
-def test_trainer_keeps_every_groups_settings(tmp_path):
+@pytest.mark.slow
+def test_trainer_keeps_the_settings_of_every_group(tmp_path):
     transformers = pytest.importorskip("transformers", reason="needs the extra `test`")
     from examples.hf_trainer import batches, llama
 
@@ -111,8 +115,14 @@ def test_trainer_keeps_every_groups_settings(tmp_path):
     optimizer = torch.optim.AdamW(groups)
     schedule = transformers.get_linear_schedule_with_warmup(optimizer, 1, 11)
     arguments = transformers.TrainingArguments(
-        str(tmp_path), max_steps=6, per_device_train_batch_size=2, report_to="none", save_strategy="no", use_cpu=True, disable_tqdm=True
-    )  # fmt: skip
+        str(tmp_path),
+        max_steps=6,
+        per_device_train_batch_size=2,
+        report_to="none",
+        save_strategy="no",
+        use_cpu=True,
+        disable_tqdm=True,
+    )
     trainer = transformers.Trainer(model, arguments, train_dataset=batches()[:20], optimizers=(optimizer, schedule))
     trainer.train()
     kept = [(g["lr"], g["weight_decay"], g["eps"]) for g in trainer.optimizer.param_groups]

@@ -1,67 +1,185 @@
-"""How the source is laid out: data flows one way, exponents stand in one file, only the command line prints."""
+"""How the source is laid out: imports point one way, exponents stand in one file, only the command line prints."""
 
 import ast
 import re
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-PACKAGE = Path(__file__).parent.parent / "completep"
-FLOW = [
-    *(
-        "errors",
-        "config",
-        "units",
-        "paper",
-        "files",
-        "load",
-        "rules",
-        "model",
-        "compute",
-        "data",
-        "train",
-        "measure",
-        "integrations",
-        "study",
-    ),
-    *("report", "cli", "__main__"),
-]
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "completep"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
+# Every file may import from its own place and from those before it.
+GROUND = ["errors", "config", "units", "files", "stats", "paper", "load", "rules.table", "report"]
+LIBRARY = ["anatomy", "rules", "model", "compute", "data", "train", "measure", "integrations", "sweep", "studies"]
+FLOW = [*GROUND, *LIBRARY, "cli", "__main__"]
 
-def layer(dotted: str) -> int:
-    return FLOW.index(dotted.split(".")[1])
+
+def dotted(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
 
 
-def imports(path: Path):
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("completep."):
-            yield node.module
-        elif isinstance(node, ast.ImportFrom) and node.module == "completep":
-            yield from (f"completep.{n.name}" for n in node.names if n.name in FLOW)
+MODULES = {dotted(path): path for path in FILES if path.parent != PACKAGE or path.name != "__init__.py"}
+
+
+def place(module: str) -> int:
+    """The position of a module in the flow, by the longest entry that it belongs to."""
+    matches = [entry for entry in FLOW if module == entry or module.startswith(entry + ".")]
+    assert matches, f"{module} has no place in the flow"
+    return FLOW.index(max(matches, key=len))
+
+
+def imports(source: str) -> set[str]:
+    """The modules of the package that a file imports: at its top, in a function, or for type checking only."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("completep"):
+            home = node.module.removeprefix("completep").removeprefix(".")
+            names = {f"{home}.{n.name}".removeprefix(".") for n in node.names}
+            found |= {name for name in names if name in MODULES} or ({home} if home in MODULES else set())
         elif isinstance(node, ast.Import):
-            yield from (n.name for n in node.names if n.name.startswith("completep."))
+            found |= {n.name.removeprefix("completep.") for n in node.names if n.name.startswith("completep.")}
+    return found
+
+
+def against_the_flow(module: str, source: str) -> list[str]:
+    return [f"{module} imports {name}" for name in imports(source) if place(name) > place(module)]
 
 
 def test_imports_point_one_way():
-    wrong = []
-    for path in FILES:
-        place = path.relative_to(PACKAGE).with_suffix("").parts
-        if place[0] == "__init__":
-            continue
-        own = FLOW.index(place[0])
-        wrong += [f"{path.name} imports {name}" for name in imports(path) if layer(name) > own]
-    assert not wrong
+    assert [wrong for module, path in MODULES.items() for wrong in against_the_flow(module, path.read_text())] == []
+
+
+def test_an_import_against_the_flow_would_be_seen():
+    lazy = "def f():\n    from completep.studies.run import study\n"
+    assert against_the_flow("rules.fold", lazy) == ["rules.fold imports studies.run"]
+    assert against_the_flow("anatomy.roles", "from completep.rules.scaling import Scaling")
+    assert not against_the_flow("anatomy.roles", "from completep.rules.table import Role")
+
+
+def cycle(graph: dict[str, set[str]]) -> list[str]:
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_cycles_lazy_imports_included():
+    assert cycle({module: imports(path.read_text()) - {module} for module, path in MODULES.items()}) == []
+
+
+def test_a_cycle_would_be_seen():
+    assert cycle({"a": {"b"}, "b": {"a"}})
+
+
+POWER = re.compile(r"(m_N|m_L|alpha|width_mult\w*|depth_mult\w*)\s*\*\*|Power\(\s*(width|depth)")
 
 
 def test_exponents_of_the_ratios_stand_in_the_table_alone():
-    power = re.compile(r"(m_N|m_L|alpha|width_mult\w*|depth_mult\w*)\s*\*\*|Power\(\s*(width|depth)")
-    hits = [p.name for p in FILES if power.search(p.read_text())]
-    assert hits == ["table.py"]
+    assert [p.name for p in FILES if POWER.search(p.read_text())] == ["table.py"]
 
 
-def test_the_pattern_above_would_catch_one():
-    assert re.search(r"(m_N|m_L)\s*\*\*", "lr = eta * m_N ** -1")
+@pytest.mark.parametrize("line", ["lr = eta * m_N ** -1", "x = m_L**-alpha", "Power(width=-1)", "Power( depth=a)"])
+def test_an_exponent_elsewhere_would_be_seen(line):
+    assert POWER.search(line)
+
+
+def test_only_the_command_line_prints():
+    for path in FILES:
+        calls = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
+        printing = [c for c in calls if isinstance(c.func, ast.Name) and c.func.id == "print"]
+        assert not printing or path.parent.name == "cli", path
+
+
+def test_every_package_opens_with_its_map():
+    """Its `__init__` names every file beside it."""
+    for init in PACKAGE.rglob("__init__.py"):
+        if init.parent == PACKAGE:
+            continue
+        text = ast.get_docstring(ast.parse(init.read_text())) or ""
+        missing = [p.name for p in init.parent.glob("*.py") if p != init and p.name not in text]
+        assert missing == [], f"{init.parent.name}: {missing}"
+
+
+def test_no_line_is_longer_than_120_characters():
+    long = [
+        f"{p.relative_to(ROOT)}:{i}"
+        for folder in ("completep", "tests", "benchmarks", "examples", "docs")
+        for p in (ROOT / folder).rglob("*.py")
+        for i, line in enumerate(p.read_text().splitlines(), 1)
+        if len(line) > 120
+    ]
+    assert long == []
+
+
+def public_functions():
+    """(name, definition) of what `import completep` offers, and of the methods of its classes."""
+    import completep
+
+    for name in completep.__all__:
+        thing = getattr(completep, name)
+        module = getattr(thing, "__module__", "")
+        if not module.startswith("completep"):
+            continue
+        tree = ast.parse(Path(sys.modules[module].__file__).read_text())
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef) and node.name == name:
+                yield name, node
+            elif isinstance(node, ast.ClassDef) and node.name == name:
+                methods = [n for n in node.body if isinstance(n, ast.FunctionDef) and not n.name.startswith("_")]
+                yield from ((f"{name}.{m.name}", m) for m in methods)
+
+
+def says_any(definition: ast.FunctionDef) -> bool:
+    arguments = definition.args
+    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
+    notes = [ast.unparse(a.annotation) for a in every if a is not None and a.annotation is not None]
+    return any(re.search(r"\bAny\b", note) for note in [*notes, ast.unparse(definition.returns or ast.Constant(None))])
+
+
+def test_public_signatures_say_what_they_take():
+    functions = dict(public_functions())
+    assert {"parametrize", "check", "study", "Scaling.param_groups", "Check.document"} <= functions.keys()
+    assert [name for name, definition in functions.items() if says_any(definition)] == []
+    assert [
+        name for name, definition in functions.items() if not ast.get_docstring(definition) and "." not in name
+    ] == []
+
+
+def test_any_in_a_signature_would_be_seen():
+    assert says_any(ast.parse("def f(x: 'list[Any]') -> int: ...").body[0])
+    assert not says_any(ast.parse("def f(x: object) -> int: ...").body[0])
+
+
+def steps(heading: str) -> list[tuple[str, str]]:
+    """(file, function) of a walk in CONTRIBUTING."""
+    text = (ROOT / "CONTRIBUTING.md").read_text().split(f"### {heading}")[1].split("\n#")[0]
+    return re.findall(r"`([\w/]+\.py):(\w+(?:\.\w+)?)`", text)
+
+
+@pytest.mark.parametrize(
+    ("heading", "least"),
+    [("From `completep study lr-transfer` to its page", 20), ("From a model to optimizer groups", 12)],
+)
+def test_the_walks_in_contributing_are_true(heading, least):
+    """Every function exists, and every file is passed once."""
+    walk = steps(heading)
+    assert len(walk) >= least
+    assert len({file for file, _ in walk}) == len(walk)
+    for file, function in walk:
+        names = set()
+        for node in ast.walk(ast.parse((PACKAGE / file).read_text())):
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                names.add(node.name)
+                names |= {f"{node.name}.{m.name}" for m in node.body if isinstance(m, ast.FunctionDef)}
+            elif isinstance(node, ast.Assign):
+                names |= {t.id for t in node.targets if isinstance(t, ast.Name)}
+        assert function in names, f"{file} has no {function}"
 
 
 def run(code: str) -> str:
@@ -69,12 +187,13 @@ def run(code: str) -> str:
 
 
 def test_import_is_light():
-    heavy = "print([m for m in ('torch', 'polars', 'altair', 'rich', 'transformers') if m in sys.modules])"
-    assert (
-        run(f"import sys, completep; completep.COMPLETEP, completep.alpha(0.5), completep.Shape(1, 1); {heavy}") == "[]"
-    )
+    heavy = "print([m for m in ('torch', 'polars', 'altair', 'rich', 'scipy', 'transformers') if m in sys.modules])"
+    use = "completep.COMPLETEP, completep.alpha(0.5), completep.Shape(1, 1)"
+    assert run(f"import sys, completep; {use}; {heavy}") == "[]"
     assert run(f"import sys, completep.cli; {heavy.replace(chr(39) + 'rich' + chr(39) + ', ', '')}") == "[]"
 
 
-def test_parametrize_comes_when_asked_for():
-    assert run("import completep; print(callable(completep.parametrize), callable(completep.audit))") == "True True"
+@pytest.mark.slow
+def test_public_names_come_when_they_are_used():
+    assert run("import completep as cp; print(all(getattr(cp, n) is not None for n in cp.__all__))") == "True"
+    assert run("import completep as cp; print(hasattr(cp, 'nothing'), callable(cp.study))") == "False True"

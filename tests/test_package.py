@@ -1,4 +1,4 @@
-"""What is shipped: wheel and sdist build, install and run with nothing but themselves; optional parts name their extra."""
+"""The wheel and the sdist build, install and run on their own. A part that needs an extra names it."""
 
 import os
 import subprocess
@@ -22,46 +22,31 @@ def built(tmp_path_factory):
     return folder
 
 
-def test_the_wheel_holds_what_runs(built):
+def test_the_wheel_has_everything_that_runs(built):
     with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
         names = wheel.namelist()
-    for needed in ("completep/py.typed", "completep/report/page.html", "completep/cli/__init__.py"):
-        assert needed in names
+    templates = {"completep/report/page.html", "completep/report/fragment.html"}
+    assert {"completep/py.typed", "completep/cli/__init__.py", *templates} <= set(names)
     assert any(n.startswith("completep/measure/") and n.endswith(".csv.gz") for n in names)
     assert not any(n.startswith(("tests/", "runs/")) for n in names)
 
 
-def test_the_sdist_holds_what_builds_it(built):
+def test_the_sdist_has_everything_that_builds_it(built):
     with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
         names = archive.getnames()
     tails = {n.split("/", 1)[1] for n in names if "/" in n}
     assert {"pyproject.toml", "LICENSE", "README.md", "Makefile", "constraints.txt", "completep/py.typed"} <= tails
-    assert {
-        "CONTRIBUTING.md",
-        "CHANGELOG.md",
-        "mkdocs.yml",
-        "docs/rules.md",
-        "tests/test_docs.py",
-    } <= tails  # so that tests and docs run
+    for_tests_and_docs = {"CONTRIBUTING.md", "CHANGELOG.md", "mkdocs.yml", "docs/rules.md", "tests/test_docs.py"}
+    assert for_tests_and_docs <= tails
     assert not any(t.startswith("runs/") for t in tails)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["*.whl", "*.tar.gz"])
-def test_it_installs_and_says_its_version(built, tmp_path, kind):
+def test_it_installs_and_prints_its_version(built, tmp_path, kind):
     package = next(built.glob(kind))
-    install = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-        "--no-build-isolation",
-        "--target",
-        str(tmp_path),
-        str(package),
-    ]
+    options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--target", str(tmp_path)]
+    install = [sys.executable, "-m", "pip", "install", *options, str(package)]
     subprocess.run(install, check=True, capture_output=True)
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     code = "import completep, sys; print(completep.__file__); print('torch' in sys.modules)"
@@ -70,47 +55,35 @@ def test_it_installs_and_says_its_version(built, tmp_path, kind):
     )
     assert str(tmp_path) in where.stdout
     assert where.stdout.split()[-1] == "False"  # importing it is light
-    said = subprocess.run(
+    version = subprocess.run(
         [sys.executable, "-m", "completep", "--version"],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert said.stdout.startswith("completep 0.")
+        env=environment, cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert version.stdout.startswith("completep 0.")
 
 
-HIDDEN = [
-    "ray",
-    "lm_eval",
-    "transformers",
-    "datasets",
-    "tensorboard",
-    "wandb",
-    "trackio",
-    "tiktoken",
-    "tokenizers",
-    "lightning",
-]
+TRACKERS = ["tensorboard", "wandb", "trackio"]
+OPTIONAL = ["ray", "lm_eval", "transformers", "datasets", "tiktoken", "tokenizers", "lightning", *TRACKERS]
 
 
 def without_extras(code):
-    """Run with every optional package out of reach."""
-    block = f"import sys\nfor name in {HIDDEN!r}: sys.modules[name] = None\n"
+    """Run code in a process that cannot import any optional package."""
+    block = f"import sys\nfor name in {OPTIONAL!r}: sys.modules[name] = None\n"
     return subprocess.run([sys.executable, "-c", block + code], capture_output=True, text=True, cwd=ROOT, check=False)
 
 
-def test_without_extras_the_core_works():
+@pytest.mark.slow
+def test_the_core_works_without_extras():
     code = (
         "import torch, completep as cp\nfrom examples.own_model import MyModel\n"
         "s = cp.parametrize(MyModel(64, 4), base=lambda: MyModel(32, 2)); s.init_(0.02)\n"
-        "import completep.cli, completep.study.named, completep.report.page, completep.train.loop\nprint('fine')"
+        "import completep.cli, completep.studies.run, completep.report.html, completep.train.loop\nprint('fine')"
     )
-    done = without_extras(code)
-    assert done.stdout.strip() == "fine", done.stderr
+    ended = without_extras(code)
+    assert ended.stdout.strip() == "fine", ended.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "extra"),
     [
@@ -121,7 +94,7 @@ def test_without_extras_the_core_works():
 )
 def test_a_missing_extra_is_named_with_its_install_command(words, extra, tmp_path):
     filled = [w.format(out=tmp_path) for w in words]
-    done = without_extras(f"from completep.cli import main\nraise SystemExit(main({filled!r}))")
-    assert done.returncode == 2, done.stderr
-    assert extra in done.stderr
-    assert "pip install" in done.stderr
+    ended = without_extras(f"from completep.cli import main\nraise SystemExit(main({filled!r}))")
+    assert ended.returncode == 2, ended.stderr
+    assert extra in ended.stderr
+    assert "pip install" in ended.stderr

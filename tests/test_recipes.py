@@ -1,0 +1,95 @@
+"""CONTRIBUTING's recipes are true: what they name is enough."""
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+
+from completep import COMPLETEP, Role, audit, parametrize
+from completep.model.gpt import gpt
+from completep.rules import table
+from completep.rules.table import Column, OptimizerKind
+
+PACKAGE = Path(__file__).parent.parent / "completep"
+
+
+def model(width=32, depth=2):
+    return gpt(width, depth, 61, head_size=16)
+
+
+class Sloppy(torch.optim.Optimizer):
+    """Sign descent with momentum, under a name that the table does not know."""
+
+    def __init__(self, params, lr=1e-3, weight_decay=0.0):
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                momentum = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
+                momentum.mul_(0.9).add_(p.grad)
+                p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(group["lr"] * momentum.sign())
+
+
+def train(body, scaling, optimizer, steps=3):
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        tokens = torch.randint(61, (2, 9), generator=generator)
+        optimizer.zero_grad()
+        body(tokens[:, :-1], tokens[:, 1:]).backward()
+        optimizer.step()
+    return body(tokens[:, :-1], tokens[:, 1:]).item()
+
+
+def test_a_new_optimizer_is_one_entry(monkeypatch):
+    body = model(64, 4)
+    scaling = parametrize(body, base=model).init_(0.02)
+    with pytest.raises(ValueError, match="no rule for the optimizer 'Sloppy'"):
+        scaling.param_groups(1e-3, optimizer=Sloppy)
+    entry = OptimizerKind(Column.ADAM, state={"momentum_buffer": 1})
+    monkeypatch.setattr(table, "OPTIMIZERS", {**table.OPTIMIZERS, "sloppy": entry})
+    optimizer = Sloppy(scaling.param_groups(1e-3, weight_decay=0.1, optimizer=Sloppy))
+    rates = {role: group["lr"] for group in optimizer.param_groups for role in group["roles"]}
+    assert rates["hidden weight"] == pytest.approx(1e-3 / 2)
+    assert audit(body, optimizer, base=model, check_init=False).passed
+    train(body, scaling, optimizer)
+    scaling.fold(optimizer)  # weights, rates and momentum move together
+    folded = train(body, scaling, optimizer)
+    twin = model(64, 4)
+    again = parametrize(twin, base=model).init_(0.02)
+    other = Sloppy(again.param_groups(1e-3, weight_decay=0.1, optimizer=Sloppy))
+    train(twin, again, other)
+    assert train(twin, again, other) == pytest.approx(folded, rel=1e-4)
+
+
+def named_roles(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text())
+    attributes = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)]
+    return {n.attr for n in attributes if n.value.id == "Role" and n.attr in Role.__members__}
+
+
+def test_a_new_role_is_two_files():
+    """Only the table and the finder name roles; others ask for traits, but for the few that one place is about."""
+    few = {
+        "anatomy/examine.py": {"EMBEDDING"},  # a readout with this role is tied
+        "rules/audit.py": {"EMBEDDING"},  # where the base values are read from
+        "compute/plan.py": {
+            "EMBEDDING_BIAS",
+            "HIDDEN_BIAS",
+            "QK_NORM",
+            "UNEMBEDDING",
+            "UNEMBEDDING_BIAS",
+        },  # the decoder's
+        "measure/linearization.py": {"HIDDEN"},  # a network of hidden matrices only
+    }
+    naming = {str(p.relative_to(PACKAGE)): named_roles(p) for p in PACKAGE.rglob("*.py")}
+    others = {f: roles for f, roles in naming.items() if roles and f not in ("rules/table.py", "anatomy/roles.py")}
+    assert {f: roles - few.get(f, set()) for f, roles in others.items() if roles - few.get(f, set())} == {}
+
+
+def test_every_role_has_a_trait_and_a_row():
+    for role in Role:
+        assert role.trait.start in ("random", "constant")
+        assert COMPLETEP.rule(role).source
