@@ -16,10 +16,10 @@ demo: $(VENV)/.core
 	$(BIN)/completep demo
 
 check: lint
-	$(BIN)/python -m pytest -n $(WORKERS) -m 'not slow' $(PYTEST)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not slow' $(PYTEST)
 
 test: lint
-	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
