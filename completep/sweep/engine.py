@@ -29,7 +29,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Ended:
-    """A backend no longer runs a task. What that means is for the engine to judge."""
+    """A task has stopped running on its backend. The engine decides what that means."""
 
     task: Task
     elsewhere: bool = False  # another process holds it

@@ -96,7 +96,7 @@ def join_cluster(address: str | None) -> ModuleType:
     except ImportError as error:
         raise UserError("Ray is not installed", fix="pip install 'completep[ray]'") from error
     if not ray.is_initialized():
-        # Ray lowers its workers' priority. Beside any other work on a node a run would stand still.
+        # Ray lowers the priority of its workers, so that runs would stall beside other work on a node.
         os.environ.setdefault("RAY_worker_niceness", "0")
         if address is not None and address != "auto":
             require_answer(address)
