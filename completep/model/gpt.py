@@ -5,6 +5,7 @@ The model applies two multipliers. The rules compute them and set them with `set
 Shapes: B batch, T time, N width, H heads, D head size, F feed-forward width, V vocabulary.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -87,17 +88,23 @@ class Attention(nn.Module):
         self.out = nn.Linear(config.width, config.width, bias=config.bias)
         self.q_norm = norm(config, config.head_size) if config.qk_norm else None
         self.k_norm = norm(config, config.head_size) if config.qk_norm else None
+        self.kernel: Callable[[Tensor, float], Tensor] | None = None  # in training on a CPU: train/fused.py
 
     def forward(self, x_BTN: Tensor, mask: Mask | tuple[Mask, Tensor], position_BT: Tensor) -> Tensor:
-        batch, time, width = x_BTN.shape
+        batch, time, _ = x_BTN.shape
         heads = self.qkv(x_BTN).view(batch, time, 3, -1, self.head_size)
+        if self.kernel is not None:
+            return self.write(self.kernel(heads, self.scale))
         q_BHTD, k_BHTD, v_BHTD = heads.permute(2, 0, 3, 1, 4).unbind(0)
         if self.q_norm is not None and self.k_norm is not None:
             q_BHTD, k_BHTD = self.q_norm(q_BHTD), self.k_norm(k_BHTD)
         if self.rotary:
             q_BHTD, k_BHTD = rotate(q_BHTD, position_BT), rotate(k_BHTD, position_BT)
         y_BHTD = attend(q_BHTD, k_BHTD, v_BHTD, mask, self.scale)
-        out: Tensor = self.out(y_BHTD.transpose(1, 2).reshape(batch, time, width))
+        return self.write(y_BHTD.transpose(1, 2))
+
+    def write(self, y_BTHD: Tensor) -> Tensor:
+        out: Tensor = self.out(y_BTHD.flatten(2))
         return out
 
 
@@ -105,6 +112,7 @@ class MLP(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.activation = config.activation
+        self.kernel: Callable[[Tensor], Tensor] | None = None  # in training on a CPU: train/fused.py
         width, inner, bias = config.width, config.feed_forward, config.bias
         self.up = nn.Linear(width, inner, bias=bias)
         self.gate = nn.Linear(width, inner, bias=bias) if config.activation == "swiglu" else None
@@ -114,8 +122,11 @@ class MLP(nn.Module):
         h_BTF = self.up(x_BTN)
         if self.gate is not None:
             h_BTF = F.silu(self.gate(x_BTN)) * h_BTF
+        elif self.kernel is not None:
+            h_BTF = self.kernel(h_BTF)
         elif self.activation == "relu2":
-            h_BTF = F.relu(h_BTF).square()
+            h_BTF = F.relu(h_BTF)
+            h_BTF = h_BTF * h_BTF  # square() has a backward pass that is twice as slow on a CPU
         else:
             h_BTF = F.gelu(h_BTF)
         out: Tensor = self.down(h_BTF)

@@ -6,6 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -41,6 +42,15 @@ def compile_blocks(model: nn.Module, tell: Callable[[str], None]) -> None:
         return
     for block in model.blocks:  # type: ignore[union-attr]
         block.compile(dynamic=False)
+
+
+def total_memory() -> float:
+    """Bytes of this machine, with swap; infinite where that cannot be read, so that nothing is refused."""
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        return sum(float(lines[name].split()[0]) * 1024 for name in ("MemTotal", "SwapTotal"))
+    except (OSError, KeyError, ValueError):
+        return float("inf")
 
 
 def measure_peak(device: torch.device, size: int = 768) -> float:
