@@ -1,14 +1,27 @@
-"""The configuration of a run, as frozen dataclasses, and its JSON form."""
+"""The configuration of a run, as frozen dataclasses, and its JSON form. Sealed JSON carries a digest of itself."""
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from completep.errors import UserError
 
 T = TypeVar("T")
+MOST = 2**31 - 1  # of every whole number in a run: more would only fail later, with a worse message
+
+
+def whole(name: str, value: object, least: int = 1) -> None:
+    """Refuse what is not a whole number from `least` to MOST."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        fix = f"give a positive {name}" if least == 1 else f"give a {name} of {least} or more"
+        raise UserError(f"{name}={value!r:.40}: must be a whole number of at least {least}", fix=fix)
+    if value > MOST:
+        raise UserError(
+            f"{name}={value:.3e}: is too large" if value < 1e300 else f"{name} is too large",
+            fix=f"give a {name} of at most {MOST}",
+        )
 
 
 @dataclass(frozen=True)
@@ -19,10 +32,8 @@ class Shape:
     depth: int
 
     def __post_init__(self) -> None:
-        for name, value in (("width", self.width), ("depth", self.depth)):
-            if not isinstance(value, int) or value < 1:
-                what = f"Shape({name}={value!r}): must be a whole number of at least 1"
-                raise UserError(what, fix=f"give the {name} of the model")
+        whole("width", self.width)
+        whole("depth", self.depth)
 
 
 def as_shape(value: "Shape | Sequence[int]", name: str = "base") -> Shape:
@@ -52,11 +63,7 @@ class GPTConfig:
 
     def __post_init__(self) -> None:
         for name in ("width", "depth", "vocabulary", "head_size", "context"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise UserError(
-                    f"{name}={value!r}: must be a whole number of at least 1", fix=f"give a positive {name}"
-                )
+            whole(name, getattr(self, name))
         if self.width % self.head_size:
             raise UserError(
                 f"width {self.width} is not a multiple of the head size {self.head_size}",
@@ -110,7 +117,8 @@ class Schedule:
     warmup: int
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or not 0 <= self.warmup <= self.steps:
+        whole("steps", self.steps)
+        if not 0 <= self.warmup <= self.steps:
             what = f"steps={self.steps}, warmup={self.warmup}: not a schedule"
             raise UserError(what, fix="give at least one step, and a warm-up of 0 to that many steps")
 
@@ -131,6 +139,10 @@ class Evaluation:
     every: int = 0  # steps; 0 means only at the end
     batches: int = 20
 
+    def __post_init__(self) -> None:
+        whole("every", self.every, 0)
+        whole("batches", self.batches)
+
 
 @dataclass(frozen=True)
 class Run:
@@ -150,10 +162,11 @@ class Run:
     evaluation: Evaluation = Evaluation()
 
     def __post_init__(self) -> None:
-        for name in ("batch", "sequence"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name}={getattr(self, name)}: must be at least 1", fix=f"give a positive {name}")
-        if self.clip is not None and not self.clip > 0:
+        whole("batch", self.batch)
+        whole("sequence", self.sequence)
+        if not -(2**63) <= self.seed < 2**63:
+            raise UserError(f"seed={self.seed!r:.40}: does not fit into 64 bits", fix="give a smaller seed")
+        if self.clip is not None and not 0 < self.clip < float("inf"):
             raise UserError(f"clip={self.clip}: must be above 0", fix="give a positive norm, or None for no clipping")
 
     @property
@@ -161,38 +174,89 @@ class Run:
         return self.schedule.steps * self.batch * self.sequence
 
 
-def to_json(value: object) -> str:
+def plain(value: object) -> dict[str, Any]:
+    """A dataclass as plain data."""
     import cattrs
 
-    return json.dumps(cattrs.unstructure(value), indent=2) + "\n"
+    content: dict[str, Any] = cattrs.unstructure(value)
+    return content
+
+
+def to_json(value: object) -> str:
+    return json.dumps(plain(value), indent=2) + "\n"
 
 
 def run_id(run: Run) -> str:
-    """A short hash of everything that determines the result."""
-    import cattrs
+    """A short hash of everything that determines the result. If the hash of the data is known, its place does not."""
+    content = plain(run)
+    if run.data.sha256 and run.data.source != "python":
+        content["data"]["source"] = ""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
-    return hashlib.sha256(json.dumps(cattrs.unstructure(run), sort_keys=True).encode()).hexdigest()[:12]
+
+def sealed(content: Mapping[str, object]) -> str:
+    """JSON with a digest of its own content, so that `unsealed` sees any damage."""
+    marked = {"sealed": True, **json.loads(json.dumps(content))}
+    return json.dumps({**marked, "digest": _digest(marked)}, indent=2) + "\n"
+
+
+def unsealed(text: "str | bytes", *, or_plain: bool = False) -> dict[str, Any]:
+    """What was given to `sealed`; a ValueError if it has changed since. With `or_plain`, JSON without a seal is taken.
+
+    Two keys mark the seal, so that no single damaged one makes it look like plain JSON.
+    """
+    try:
+        content = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if not isinstance(content, dict):
+        raise ValueError("it is not a JSON object")
+    if or_plain and not {"sealed", "digest"} & content.keys():
+        return content
+    if content.pop("digest", None) != _digest(content) or content.pop("sealed", None) is not True:
+        raise ValueError("its content does not match its digest")
+    return content
+
+
+def _digest(content: object) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 PLAN = "write it with `completep plan --run FILE`"
 
 
 def run_from_json(text: str, name: str = "run.json") -> Run:
-    """Read a run that `to_json` wrote. `name` is what error messages call it."""
-    try:
-        content = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{name} is not JSON: {error}", fix=PLAN) from error
+    """Read a run that `to_json` wrote, sealed or not. `name` is what error messages call it."""
+    content = parse_json(text, name, PLAN)
+    if isinstance(content, dict) and {"sealed", "digest"} & content.keys():
+        try:
+            content = unsealed(text)
+        except ValueError as error:
+            plain = "restore it; or, to train other settings, remove `sealed` and `digest` and use another folder"
+            raise UserError(f"{name} is damaged or was edited: {error}", fix=plain) from error
     return structure(content, Run, name, PLAN)
+
+
+def parse_json(text: str, name: str, fix: str) -> object:
+    """JSON from outside. `name` is what the error calls it."""
+    try:
+        return json.loads(text)
+    except ValueError as error:  # also a number with more digits than Python converts
+        raise UserError(f"{name} is not JSON: {error}", fix=fix) from error
+    except RecursionError as error:
+        raise UserError(f"{name} is not JSON that can be read: it is nested too deeply", fix=fix) from error
 
 
 def structure(content: object, kind: type[T], name: str, fix: str) -> T:
     """Plain data → dataclass. An unknown, missing or wrongly typed field is an error that names it."""
     import cattrs
 
+    if not isinstance(content, dict):
+        raise UserError(f"{name} is not a JSON object: {str(content)[:40]!r}", fix=fix)
     converter = cattrs.Converter(forbid_extra_keys=True)
     for simple in (int, float, str, bool):
         converter.register_structure_hook(simple, _exactly)
+    converter.register_structure_hook_func(lambda wanted: wanted is object, lambda value, _: value)
     try:
         return converter.structure(content, kind)
     except (cattrs.BaseValidationError, cattrs.ForbiddenExtraKeysError) as error:
@@ -214,4 +278,7 @@ def _exactly(value: object, kind: type) -> object:
     wanted = (int, float) if kind is float else kind
     if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):
         raise ValueError(f"{value!r} is not of type {kind.__name__}")
-    return float(value) if kind is float else value  # type: ignore[arg-type]
+    try:
+        return float(value) if kind is float else value  # type: ignore[arg-type]
+    except OverflowError:
+        raise ValueError("the number is too large") from None

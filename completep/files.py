@@ -1,10 +1,15 @@
-"""Reading, writing and locking files. A new file appears complete or not at all, and nothing is overwritten."""
+"""Reading, writing and locking files. A new file appears complete or not at all, and nothing is overwritten.
 
+Folders may come from somebody else, so nothing here follows a symbolic link at the name it writes to.
+"""
+
+import hashlib
 import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from completep.errors import UserError
 
@@ -13,29 +18,77 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+# Windows has neither. O_NONBLOCK: opening a named pipe does not wait for its other end.
+SAFELY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+
 
 def write_new(path: Path, content: "str | bytes") -> Path:
     """Write a file that must not exist yet. A reader sees the whole file or no file."""
-    data = content.encode() if isinstance(content, str) else content
     taken = UserError(f"{path} exists already", fix="choose another name, or move the old file away")
     if path.exists():
         raise taken
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())  # before it gets its name, so that a power cut leaves a whole file or none
-        os.link(part, path)  # unlike a rename, a link fails if another process was faster
+        with _written_beside(path, content) as part:
+            os.link(part, path)  # unlike a rename, a link fails if another process was faster
     except FileExistsError:
         raise taken from None
     except OSError as error:
         raise _unwritable(path, error) from error
-    finally:
-        with suppress(OSError):  # a folder that is a file
-            part.unlink(missing_ok=True)
     return path
+
+
+def write_over(path: Path, content: "str | bytes") -> Path:
+    """Write a file of ours that may exist. A reader sees the whole old file or the whole new one."""
+    try:
+        with _written_beside(path, content) as part:
+            os.replace(part, path)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    return path
+
+
+@contextmanager
+def _written_beside(path: Path, content: "str | bytes") -> Iterator[Path]:
+    # A file name that is not UTF-8 may stand in a report.
+    data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    make_folder(path.parent)
+    try:
+        with create(part) as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())  # before it gets its name, so that a power cut leaves a whole file or none
+        yield part
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and its parents, if it is not there."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise UserError(f"{path} is a file, not a folder", fix="choose another folder") from None
+    except (OSError, ValueError) as error:
+        what = f"cannot create the folder {path}: {getattr(error, 'strerror', None) or error}"
+        raise UserError(what, fix="choose a folder that you can write to, on a disk with space") from error
+
+
+def cache_folder() -> Path:
+    """Where completep keeps what it can make again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "completep"
+
+
+def create(part: Path, buffering: int = -1) -> IO[bytes]:
+    """Open a new temporary file for writing. What a killed process left under its name is removed, not followed."""
+    part.unlink(missing_ok=True)
+    return os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFELY, 0o666), "wb", buffering)
+
+
+def append(path: Path) -> int:
+    """A descriptor that appends to a file, which is created if needed. A symbolic link is an OSError."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | SAFELY, 0o666)
 
 
 def _unwritable(path: Path, error: OSError) -> UserError:
@@ -52,7 +105,8 @@ def fresh_folder(parent: Path, name: str) -> Path:
             folder.mkdir(parents=True)
             return folder
         except FileExistsError:
-            continue
+            if not parent.is_dir():
+                raise UserError(f"{parent} is a file, not a folder", fix="choose another folder") from None
         except OSError as error:
             what = f"cannot create {folder}: {error.strerror}"
             raise UserError(what, fix="choose a folder that you can write to") from error
@@ -64,32 +118,38 @@ def read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}", fix="check the name") from error
-    except UnicodeDecodeError as error:
+    except ValueError as error:  # not UTF-8, or a NUL byte in the name
         raise UserError(f"{path} is not text: {error}", fix="check the name") from error
 
 
-@contextmanager
-def lock(path: Path) -> Iterator[int | None]:
-    """Hold an exclusive lock on the file `path`, which is created if needed. Does not wait.
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
-    Yields the descriptor, or None if another process holds the lock. The kernel releases the lock when the last process
-    with the descriptor ends, however it ends. Where there is no fcntl, nothing is locked and the descriptor is yielded.
+
+@contextmanager
+def lock(path: Path, *, wait: bool = False) -> Iterator[int | None]:
+    """Hold an exclusive lock on the file `path`, which is created if needed, never followed and never changed.
+
+    Yields the descriptor, or None if another process holds the lock and `wait` is false. The kernel releases the lock
+    when the last process with the descriptor ends, however it ends. Where there is no fcntl, nothing is locked and the
+    descriptor is yielded.
     """
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | SAFELY, 0o666)
     except OSError as error:
         raise _unwritable(path, error) from error
     try:
-        yield descriptor if _flock(descriptor, exclusive=True) else None
+        yield descriptor if _flock(descriptor, exclusive=True, wait=wait) else None
     finally:
         os.close(descriptor)
 
 
 def is_locked(path: Path) -> bool:
-    """Does a process hold `lock(path)` now? False if the file does not exist, or if there is no fcntl."""
+    """Does a process hold `lock(path)` now? False if there is no such file, or no fcntl."""
     try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
+        descriptor = os.open(path, os.O_RDONLY | SAFELY)
+    except OSError:
         return False
     try:
         return not _flock(descriptor, exclusive=False)
@@ -97,12 +157,13 @@ def is_locked(path: Path) -> bool:
         os.close(descriptor)
 
 
-def _flock(descriptor: int, *, exclusive: bool) -> bool:
+def _flock(descriptor: int, *, exclusive: bool, wait: bool = False) -> bool:
     """Whether the lock could be taken."""
     if fcntl is None:
         return True
     try:
-        fcntl.flock(descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
+        fcntl.flock(descriptor, kind if wait else kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

@@ -1,13 +1,15 @@
 """Files: written whole or not at all, never overwritten, and locked by one process at a time."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 
 from completep import files
+from completep.config import sealed, unsealed
 from completep.errors import UserError
-from completep.files import is_locked, lock, write_new
+from completep.files import append, fresh_folder, is_locked, lock, make_folder, write_new, write_over
 
 HOLD = """
 import sys
@@ -63,6 +65,74 @@ def test_a_child_that_inherits_the_descriptor_holds_the_lock(tmp_path):
 def test_no_file_is_no_lock(tmp_path):
     assert not is_locked(tmp_path / "nothing")
     assert not (tmp_path / "nothing").exists()
+
+
+def test_a_planted_link_is_neither_followed_nor_emptied(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "lock").symlink_to(victim)
+    with pytest.raises(UserError, match=r"cannot write .*lock"), lock(tmp_path / "lock"):
+        pass
+    assert not is_locked(tmp_path / "lock")
+    for write in (write_new, write_over):
+        (tmp_path / f".a.txt.{os.getpid()}.part").symlink_to(victim)
+        write(tmp_path / "a.txt", "new")
+    (tmp_path / "b.txt").symlink_to(victim)
+    with pytest.raises(UserError, match="exists already"):
+        write_new(tmp_path / "b.txt", "new")
+    with pytest.raises(OSError, match="symbolic"):
+        append(tmp_path / "b.txt")
+    assert victim.read_text() == "precious"
+    assert write_over(tmp_path / "b.txt", "new").read_text() == "new"  # the link itself is replaced
+    assert victim.read_text() == "precious"
+
+
+def test_a_lock_is_never_written_to(tmp_path):
+    (tmp_path / "lock").write_text("mine")
+    with lock(tmp_path / "lock") as held:
+        assert held is not None
+    assert (tmp_path / "lock").read_text() == "mine"
+
+
+def test_a_lock_that_is_a_folder_or_a_pipe(tmp_path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UserError, match=r"cannot write .*folder: Is a directory"), lock(tmp_path / "folder"):
+        pass
+    os.mkfifo(tmp_path / "pipe")
+    assert not is_locked(tmp_path / "pipe")  # and does not wait for a writer
+
+
+def test_a_folder_that_is_a_file(tmp_path):
+    (tmp_path / "file").write_text("")
+    for make in (make_folder, lambda path: write_new(path / "a", ""), lambda path: fresh_folder(path, "x")):
+        with pytest.raises(UserError, match=r"file is a file, not a folder|cannot create .*: Not a directory"):
+            make(tmp_path / "file")
+
+
+def test_names_that_are_not_utf8_can_stand_in_a_file(tmp_path):
+    assert write_new(tmp_path / "a", "name \udcff").read_text() == "name \\udcff"
+
+
+def test_a_seal_shows_every_flipped_bit():
+    """Every single bit: an error, or the same content."""
+    content = {"step": 50, "loss": 0.1, "files": {"a": "é"}}
+    text = sealed(content).encode()
+    assert unsealed(text) == content
+    for place in range(len(text)):
+        for bit in range(8):
+            changed = bytearray(text)
+            changed[place] ^= 1 << bit
+            try:
+                assert unsealed(bytes(changed), or_plain=True) == content
+            except ValueError:
+                continue
+
+
+def test_plain_json_is_taken_only_where_it_may_be():
+    assert unsealed('{"a": 1}', or_plain=True) == {"a": 1}
+    for text in ('{"a": 1}', "[]", "[" * 10**5):
+        with pytest.raises(ValueError, match=r"digest|object|nested"):
+            unsealed(text)
 
 
 def test_a_lock_in_no_folder(tmp_path):

@@ -7,6 +7,7 @@ In reading order:
 
     tokenizer.py   text → ids and back: bytes, gpt2 or a tokenizer.json
     sources.py     files, folders, hf:… and python → pieces of input → units of work
+    parquet.py     rows of a parquet file, unpacked in limited memory
     documents.py   a piece of input → its documents
     shards.py      ids → shard files
     corpus.py      the manifest and the shards on disk, checked when they are opened

@@ -14,21 +14,18 @@ from completep.data.prepare import prepare
 from completep.data.sources import python_sources
 from completep.data.tokenizer import Tokenizer, load_tokenizer
 from completep.errors import UserError
+from completep.files import cache_folder
 
 
 def builtin_corpus(tokenizer: str = "bytes") -> Corpus:
     """The standard library as a corpus, made once and kept in your cache folder."""
-    folder = _cache() / _name(load_tokenizer(tokenizer))
+    folder = cache_folder() / _name(load_tokenizer(tokenizer))
     if not (folder / MANIFEST).exists():
         _make(folder, tokenizer)
     try:
         return load_corpus(folder)
     except UserError as error:
         raise UserError(error.what, fix=f"delete {folder}; it will be made again") from error
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "completep"
 
 
 def _name(tokenizer: Tokenizer) -> str:

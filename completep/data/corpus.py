@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,13 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from completep.config import structure
+from completep.config import parse_json, structure
 from completep.data.tokenizer import DTYPES, Tokenizer, load_tokenizer
 from completep.errors import UserError, some
-from completep.files import read_text
+from completep.files import cache_folder, lock, read_text, write_over
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+BLOCK = 2**24  # bytes read at a time to verify a shard; a multiple of every id's size
 AGAIN = "prepare the corpus again with `completep prepare`, into another folder"
 
 
@@ -92,11 +94,61 @@ class Corpus:
 
     def open(self, split: str) -> list[npt.NDArray[Any]]:
         """The shards of a split, memory-mapped."""
-        dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
         return [
-            np.memmap(self.folder / shard.file, dtype=dtype, mode="r", shape=(shard.tokens,))
+            np.memmap(self.folder / shard.file, dtype=self._dtype, mode="r", shape=(shard.tokens,))
             for shard in self.shards(split)
         ]
+
+    def verify(self) -> None:
+        """Read every shard, and compare it with its hash and the vocabulary."""
+        for shard in self._all_shards():
+            self._verify(shard)
+
+    def verify_once(self) -> None:
+        """`verify`, once per corpus and machine: later calls only look at sizes and times of change."""
+        place = hashlib.sha256(os.path.realpath(self.folder).encode(errors="surrogateescape")).hexdigest()[:16]
+        stamps = cache_folder() / "verified"
+        path = stamps / f"{place}-{self.sha256[:16]}.json"
+        if _read_stamps(path) == self._stamps():
+            return
+        try:
+            stamps.mkdir(parents=True, exist_ok=True)
+            with lock(path.with_suffix(".lock"), wait=True):  # of several runs that start at once, one reads the data
+                if _read_stamps(path) != (before := self._stamps()):
+                    self.verify()
+                    write_over(path, json.dumps(before))
+        except OSError:  # no place for a stamp
+            self.verify()
+
+    def _verify(self, shard: Shard) -> None:
+        path, hashed = self.folder / shard.file, hashlib.sha256()
+        largest = 0
+        try:
+            with path.open("rb") as file:
+                while block := file.read(BLOCK):
+                    hashed.update(block)
+                    largest = max(largest, int(np.frombuffer(block, self._dtype).max()))
+        except (OSError, ValueError) as error:
+            raise UserError(f"cannot read the shard {path}: {error}", fix=AGAIN) from error
+        if hashed.hexdigest() != shard.sha256:
+            raise UserError(f"the shard {path} is damaged: it does not match its hash in {MANIFEST}", fix=AGAIN)
+        if largest >= self.vocabulary:
+            what = f"the shard {path} has the token id {largest}, past its vocabulary of {self.vocabulary}"
+            raise UserError(what, fix=AGAIN)
+
+    def _stamps(self) -> dict[str, list[object]]:
+        stamps: dict[str, list[object]] = {}
+        for shard in self._all_shards():
+            status = (self.folder / shard.file).stat()
+            stamps[shard.file] = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, shard.sha256]
+        return stamps
+
+    def _all_shards(self) -> tuple[Shard, ...]:
+        return (*self.manifest.splits.train, *self.manifest.splits.validation)
+
+    @property
+    def _dtype(self) -> np.dtype[Any]:
+        return np.dtype(self.manifest.dtype).newbyteorder("<")
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that made the corpus. Another one under the same name is refused."""
@@ -107,6 +159,13 @@ class Corpus:
                 fix=f"restore the tokenizer with the fingerprint {self.manifest.tokenizer.fingerprint}",
             )
         return loaded
+
+
+def _read_stamps(path: Path) -> object:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return None
 
 
 def load_corpus(folder: "str | Path") -> Corpus:
@@ -126,10 +185,7 @@ def load_corpus(folder: "str | Path") -> Corpus:
 
 
 def _manifest(text: str, path: Path) -> Manifest:
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON: {error}", fix=AGAIN) from error
+    content = parse_json(text, str(path), AGAIN)
     version = content.get("format") if isinstance(content, dict) else None
     if version != FORMAT or isinstance(version, bool):
         raise UserError(f"{path} has format {version!r}; this completep reads format {FORMAT}", fix=AGAIN)

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from completep.data.corpus import FORMAT, MANIFEST, Corpus, Manifest, Shard, Splits, Vocabulary, load_corpus
-from completep.data.documents import documents
+from completep.data.documents import MAX_DOCUMENT, documents
 from completep.data.shards import ShardWriter, cut_tail, writing
 from completep.data.sources import Piece, units
 from completep.data.tokenizer import Tokenizer, dtype_for, load_tokenizer
 from completep.errors import UserError
-from completep.files import lock, write_new
+from completep.files import lock, sha256_of, write_new
 
 Progress = Callable[[int, int, int], None]  # units done, all units, tokens so far
 Results = Generator[tuple[int, "Record"], None, None]  # index of a unit, its record
@@ -36,12 +36,13 @@ class Unit:
     tokenizer_fingerprint: str
     validation: float
     text_field: str
+    max_document: int = MAX_DOCUMENT
 
     @property
     def fingerprint(self) -> str:
         """A hash of everything that determines the shards. Shards with another fingerprint are made again."""
         content = {**asdict(self), "format": FORMAT}
-        del content["out"], content["tokenizer"]
+        del content["out"], content["tokenizer"], content["max_document"]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -77,6 +78,7 @@ def prepare(
     validation: float = 0.01,
     text_field: str = "text",
     workers: int = os.cpu_count() or 1,
+    max_document: int = MAX_DOCUMENT,
     progress: Progress = _silent,
 ) -> Corpus:
     """Tokenize `sources` into the folder `out`. After an interruption, the same call finishes the corpus.
@@ -84,15 +86,18 @@ def prepare(
     A source is a text file (one document), a .jsonl or .jsonl.gz file (one object per line), a .parquet file, a folder
     of such files, hf:NAME[[:CONFIG]:SPLIT], or the word python. The end id follows every document. The share
     `validation` of the documents, chosen by their content, becomes the validation split; if this leaves a split empty,
-    the last tokens become the validation split instead.
+    the last tokens become the validation split instead. A document, or a line of JSON, that takes more than
+    `max_document` bytes is an error, so that memory stays bounded whatever the sources contain.
     """
     if not 0 <= validation < 1:
         raise UserError(f"validation={validation}: must lie in [0, 1)", fix="0.01 holds out one document in a hundred")
+    if max_document < 1:
+        raise UserError(f"max_document={max_document}: must be at least 1", fix=f"the default is {MAX_DOCUMENT}")
     if workers < 1:
         raise UserError(f"workers={workers}: must be at least 1", fix="give 1 for a single process")
     out, loaded = Path(out).absolute(), load_tokenizer(tokenizer)
     work = [
-        Unit(i, pieces, out, loaded.name, loaded.fingerprint, validation, text_field)
+        Unit(i, pieces, out, loaded.name, loaded.fingerprint, validation, text_field, max_document)
         for i, pieces in enumerate(units(sources, text_field))
     ]
     source = f"{' '.join(sources)} [inputs {hashlib.sha256(''.join(u.fingerprint for u in work).encode()).hexdigest()}]"
@@ -104,7 +109,9 @@ def prepare(
         records = _process_all(work, workers, progress)
         splits = _splits(out, records, validation, dtype_for(loaded.vocabulary), sources)
         write_new(out / MANIFEST, _manifest(loaded, splits, source).to_json())
-        return _tidy(load_corpus(out))
+        corpus = load_corpus(out)
+        corpus.verify()
+        return _tidy(corpus)
 
 
 def _existing(out: Path, source: str) -> Corpus:
@@ -115,6 +122,7 @@ def _existing(out: Path, source: str) -> Corpus:
             f"{out} already contains a corpus made from other inputs: {corpus.manifest.source}",
             fix="choose another folder, or delete this one",
         )
+    corpus.verify()
     return _tidy(corpus)
 
 
@@ -176,9 +184,8 @@ def _finished(unit: Unit) -> Record | None:
         content = json.loads(unit.record.read_text())
         shards = {name: Shard(**content[name]) if content[name] else None for name in ("train", "validation")}
         record = Record(content["fingerprint"], **shards)
-        itemsize = np.dtype(dtype_for(_tokenizer(unit).vocabulary)).itemsize
-        complete = all((unit.out / s.file).stat().st_size == s.tokens * itemsize for s in record.shards)
-    except (OSError, ValueError, KeyError, TypeError):
+        complete = all(sha256_of(unit.out / s.file) == s.sha256 for s in record.shards)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return record if complete and record.fingerprint == unit.fingerprint else None
 
@@ -197,7 +204,9 @@ def _process(unit: Unit) -> Record:
         unit.record.unlink(missing_ok=True)
     try:
         for piece in unit.pieces:
-            for document in documents(piece, unit.text_field, in_parts=tokenizer.splits_at_newlines):
+            for document in documents(
+                piece, unit.text_field, in_parts=tokenizer.splits_at_newlines, max_document=unit.max_document
+            ):
                 writer = validation if document.is_held_out(unit.validation) else train
                 for part in document.parts:
                     writer.add(tokenizer.encode(part))

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from completep.data.corpus import Shard, Splits
 from completep.errors import UserError
+from completep.files import create
 
 BLOCK = 2**22  # tokens copied at a time
 
@@ -29,7 +30,7 @@ class ShardWriter:
     def add(self, ids: npt.NDArray[Any]) -> None:
         data = ids.astype(self.dtype, copy=False).tobytes()
         with writing(self.path):
-            self.file = self.file or self.part.open("wb", buffering=2**20)
+            self.file = self.file or create(self.part, buffering=2**20)
             self.file.write(data)
         self.sha256.update(data)
         self.tokens += len(ids)

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import stat
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -38,7 +39,11 @@ def units(sources: Sequence[str], text_field: str) -> list[tuple[Piece, ...]]:
     """The units of work. They depend on the inputs alone, not on the number of workers."""
     if not sources:
         raise UserError("no sources are given", fix="name text files, folders, .jsonl, .parquet, hf:NAME or python")
-    groups = list(_grouped(piece for source in sources for piece in _pieces(source, text_field)))
+    try:
+        groups = list(_grouped(piece for source in sources for piece in _pieces(source, text_field)))
+    except OSError as error:  # a broken link, a loop of links, no permission
+        what = f"cannot read {error.filename}: {error.strerror}"
+        raise UserError(what, fix="check the file, or move it out of the folder") from error
     if not groups:
         raise UserError(f"there are no documents in {some(list(sources))}", fix="name files that contain text")
     return groups
@@ -78,8 +83,12 @@ def python_sources() -> list[Path]:
 
 def _files_below(folder: Path) -> list[Path]:
     """All files in a folder and its subfolders, except hidden ones. Sorted, since file systems have no fixed order."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
     paths: list[Path] = []
-    for parent, folders, files in os.walk(folder):
+    for parent, folders, files in os.walk(folder, onerror=fail):
         folders[:] = [name for name in folders if not name.startswith(".")]
         paths += [Path(parent) / name for name in files if not name.startswith(".")]
     return sorted(paths)
@@ -87,8 +96,10 @@ def _files_below(folder: Path) -> list[Path]:
 
 def _file_pieces(path: Path, text_field: str) -> Iterator[Piece]:
     """None for an empty file: folders often contain some, such as `__init__.py`."""
-    path = path.resolve()
-    size, name = path.stat().st_size, path.name.lower()
+    status, name = path.stat(), path.name.lower()
+    if not stat.S_ISREG(status.st_mode):
+        raise UserError(f"{path} is not a regular file", fix="move it out of the folder, or leave it out")
+    path, size = path.resolve(), status.st_size
     if not size:
         return
     if name.endswith(".parquet"):
@@ -143,7 +154,7 @@ def _hub_piece(source: str) -> Piece:
     """A stream cannot be cut, so it is one piece. For local files, sizes and modification times are known."""
     hub_library()
     path = Path(hub_name(source)[0])
-    stats = [file.stat() for file in ([path] if path.is_file() else _files_below(path))]
+    stats = [file.stat() for file in ([path] if path.is_file() else _files_below(path) if path.is_dir() else [])]
     return Piece("hf", source, 0, 0, sum(s.st_size for s in stats), max((s.st_mtime_ns for s in stats), default=0))
 
 

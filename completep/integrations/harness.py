@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from completep.config import structure
+from completep.config import sealed, structure, unsealed
 from completep.data.tokenizer import Tokenizer, load_tokenizer
 from completep.errors import UserError, some
 from completep.files import read_text, write_new
@@ -137,7 +137,7 @@ class Evaluation:
             task: StoredTask(accuracy, None if math.isnan(error) else error, self.metrics[task], self.items[task])
             for task, (accuracy, error) in self.tasks.items()
         }
-        return json.dumps(asdict(Stored(self.name, tasks)), indent=2, allow_nan=False) + "\n"
+        return sealed(json.loads(json.dumps(asdict(Stored(self.name, tasks)), allow_nan=False)))
 
 
 @dataclass(frozen=True)
@@ -164,9 +164,10 @@ def evaluation_from_json(text: str, name: str = "evaluation.json") -> Evaluation
         raise ValueError(f"{constant} is not a number")
 
     try:
-        content = json.loads(text, parse_constant=refuse)
-    except ValueError as error:
-        raise UserError(f"{name} is not JSON: {error}", fix=fix) from error
+        json.loads(text, parse_constant=refuse)
+        content = unsealed(text, or_plain=True)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{name} is damaged: {error}", fix=fix) from error
     stored = structure(content, Stored, name, fix)
     if not stored.tasks:
         raise UserError(f"{name} has no tasks", fix=fix)

@@ -273,7 +273,10 @@ def own_source() -> str:
     source = inspect.getsource(decoder)
     body = source[source.index("def norm(") : source.index("def gpt(")]  # without imports and the factory
     title = f'"""{(decoder.__doc__ or "").strip()}\n\nWritten by completep export. The weights are folded."""\n'
-    return title + IMPORTS + inspect.getsource(configuration.GPTConfig) + "\n\n" + body.rstrip() + "\n" + WRAPPER
+    config = [f"MOST = {configuration.MOST}\n"] + [
+        inspect.getsource(part) for part in (configuration.whole, configuration.GPTConfig)
+    ]
+    return title + IMPORTS + "\n\n".join([*config, body.rstrip()]) + "\n" + WRAPPER
 
 
 def tokenizer_files(tokenizer: Tokenizer) -> dict[str, str]:

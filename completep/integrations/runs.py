@@ -5,13 +5,13 @@ from pathlib import Path
 import torch
 
 from completep import paper
-from completep.config import Run, run_from_json
+from completep.config import Run
 from completep.data.tokenizer import Tokenizer, load_tokenizer
 from completep.errors import UserError
-from completep.files import read_text
 from completep.model.gpt import GPT
 from completep.train.export import load_exported
-from completep.train.loop import open_corpus
+from completep.train.folder import RUN, read_run
+from completep.train.settings import open_corpus
 
 
 def accelerator() -> torch.device:
@@ -31,7 +31,7 @@ def load_run(folder: Path, tokenizer: str | None = None, device: torch.device | 
 
 
 def run_of(folder: Path) -> Run:
-    return run_from_json(read_text(folder / "run.json"), str(folder / "run.json"))
+    return read_run(folder / RUN)
 
 
 def longest_text(folder: Path, wanted: int | None) -> int:

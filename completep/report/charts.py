@@ -5,16 +5,16 @@ ones in greyscale too.
 """
 
 import hashlib
-import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 import altair as alt
 import polars as pl
 
-from completep.report.document import Figure
+from completep.report.document import Figure, Json
+from completep.report.escape import visible
 from completep.rules.table import display_name
 
 if TYPE_CHECKING:
@@ -34,29 +34,61 @@ SYMBOLS = {
     "tau": "τ = 1 / (η λ steps)",
     "weight_decay": "base weight decay λ",
 }
+MOST_TICKS = 20
+MOST_POINTS = 30  # on a line; more would touch each other
 LOSS = "validation loss (nats per token)"
 Kind = Literal["svg", "png", "pdf"]
+SHARED = ("$schema", "config", "datasets", "params")
+SCHEMA = "_".join(alt.SCHEMA_VERSION.split(".")[:2])  # of Vega-Lite: v6_1
 
 
-def chart(figure: Figure) -> alt.ConcatChart:
-    """All panels in one picture."""
-    joined: alt.ConcatChart = (
-        alt.concat(*figure.panels, columns=figure.columns, spacing=22)
-        .resolve_scale(color="independent", shape="independent", opacity="independent")
-        .properties(title=alt.Title(figure.title, anchor="start", fontSize=15))
-    )
-    return joined
+def chart(figure: Figure) -> Json:
+    """All panels in one picture, as Vega-Lite. What a panel shares with others stands at the top."""
+    panels = [_own_names(panel, f"_{i}") for i, panel in enumerate(figure.specs)]
+    return {
+        "$schema": panels[0]["$schema"],
+        "config": panels[0]["config"],
+        "datasets": {name: rows for panel in figure.specs for name, rows in cast(Json, panel["datasets"]).items()},
+        "params": [param for panel in panels for param in cast(list[Json], panel.get("params", []))],
+        "concat": [{k: v for k, v in panel.items() if k not in SHARED} for panel in panels],
+        "columns": figure.columns,
+        "spacing": 22,
+        "resolve": {"scale": dict.fromkeys(("color", "shape", "opacity"), "independent")},
+        "title": {"text": visible(figure.title), "anchor": "start", "fontSize": 15},
+    }
+
+
+def _own_names(panel: Json, suffix: str) -> Json:
+    """With names of parameters and views that no other panel has."""
+    params = cast(list[dict[str, list[str]]], panel.get("params", []))
+    names = {*(str(p["name"]) for p in params), *(view for p in params for view in p.get("views", []))}
+
+    def renamed(value: object, key: str = "") -> object:
+        if isinstance(value, dict):
+            return {k: renamed(v, k) for k, v in value.items() if k != "datasets"}
+        if isinstance(value, list):
+            return [renamed(v, key) for v in value]
+        return f"{value}{suffix}" if key in ("name", "param", "views") and value in names else value
+
+    return cast(Json, renamed(panel))
 
 
 def render(figure: Figure, kind: Kind) -> bytes:
     """The figure as the bytes of a file."""
-    if kind == "svg":
-        text = io.StringIO()
-        chart(figure).save(text, format=kind)
-        return text.getvalue().encode()
-    binary = io.BytesIO()
-    chart(figure).save(binary, format=kind, scale_factor=2 if kind == "png" else 1)
-    return binary.getvalue()
+    return pictures(figure, (kind,))[kind]
+
+
+def pictures(figure: Figure, kinds: Sequence[Kind]) -> dict[Kind, bytes]:
+    """The figure as the bytes of several files: drawn once as SVG, from which the others are made."""
+    import vl_convert
+
+    svg = vl_convert.vegalite_to_svg(chart(figure), vl_version=SCHEMA)
+    made: dict[Kind, Callable[[], bytes]] = {
+        "svg": svg.encode,
+        "png": lambda: bytes(vl_convert.svg_to_png(svg, scale=2)),
+        "pdf": lambda: bytes(vl_convert.svg_to_pdf(svg)),
+    }
+    return {kind: made[kind]() for kind in kinds}
 
 
 def hiding(field: str, title: str) -> alt.Parameter:
@@ -105,17 +137,20 @@ def by_rules(rules: Sequence[str]) -> alt.Color:
 
 
 def log2_x(field: str, values: Sequence[float], title: str) -> alt.X:
-    """A logarithmic axis with a tick per value, as powers of two where they are."""
+    """A logarithmic axis with a tick per value (or per second, third, … of many), as powers of two where they are."""
+    values = sorted(values)
+    ticks = values[:: -(-len(values) // MOST_TICKS)]
     exact = all(abs(math.log2(v) - round(math.log2(v))) < 1e-9 for v in values)
     label = "'2^' + format(log(datum.value) / LN2, '.3~g')" if exact else "format(datum.value, '.2~g')"
     scale = alt.Scale(type="log", base=2, domain=[min(values) / 1.15, max(values) * 1.15])
-    axis = alt.Axis(values=list(values), labelExpr=label, labelOverlap="greedy", grid=False)
+    axis = alt.Axis(values=ticks, labelExpr=label, labelOverlap="greedy", grid=False)
     return alt.X(f"{field}:Q", title=title, scale=scale, axis=axis)
 
 
 def size_x(field: str, sizes: Sequence[int], title: str = "depth L (layers)") -> alt.X:
     scale = alt.Scale(type="log", base=2, domain=[min(sizes) / 1.08, max(sizes) * 1.08])
-    axis = alt.Axis(values=sorted(sizes), format="d", labelOverlap="greedy", grid=False)
+    ticks = sorted(sizes)[:: -(-len(sizes) // MOST_TICKS)]
+    axis = alt.Axis(values=ticks, format="d", labelOverlap="greedy", grid=False)
     return alt.X(f"{field}:Q", title=title, scale=scale, axis=axis)
 
 
@@ -171,7 +206,8 @@ def loss_curves(
     layers = []
     if mark is not None:
         layers.append(alt.Chart(pl.DataFrame({field: [mark]})).mark_rule(strokeDash=[4, 4], color="#888").encode(x=x))
-    lines = alt.Chart(drawn).mark_line(point=alt.OverlayMarkDef(size=24)).encode(**look, tooltip=tooltip)
+    points = alt.OverlayMarkDef(size=24) if drawn[field].n_unique() <= MOST_POINTS else False
+    lines = alt.Chart(drawn).mark_line(point=points).encode(**look, tooltip=tooltip)
     layers.append(lines.add_params(hidden))
     layers.append(alt.Chart(best).mark_point(shape="diamond", filled=True, size=120).encode(**look))
     if not diverged.is_empty():
@@ -181,12 +217,12 @@ def loss_curves(
 
 def lines(
     frame: pl.DataFrame, x: alt.X, y: alt.Y, colour: alt.Color, line: str, title: str, tooltip: list[alt.Tooltip], *,
-    why: str | None = None, points: bool = True,
+    why: str | None = None, points: bool = True, detail: str | None = None,
 ) -> "Panel":  # fmt: skip
-    """A line per series; values that are not finite are triangles on the upper edge."""
+    """A line per series, or per value of `detail`; values that are not finite are triangles on the upper edge."""
     value = str(y.shorthand).split(":")[0]
     hidden = hiding(line, title)
-    look = {"x": x, "y": y, "color": colour, "opacity": shown(hidden)}
+    look = {"x": x, "y": y, "color": colour, "opacity": shown(hidden)} | ({"detail": detail} if detail else {})
     finite = frame.filter(pl.col(value).is_finite())
     plain = alt.Chart(finite).mark_line(clip=True, point=alt.OverlayMarkDef(size=45) if points else False)
     layers = [plain.encode(**look, tooltip=tooltip).add_params(hidden)]

@@ -7,7 +7,8 @@ functions return.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     import altair as alt
@@ -90,6 +91,16 @@ class Figure:
     panels: "tuple[Panel, ...]"
     columns: int = 4
 
+    @cached_property
+    def specs(self) -> list[Json]:
+        """The panels as Vega-Lite with visible text only, made once for the page and the pictures.
+
+        Vega draws text as text. Not validated here: altair validates what it is given as it is put together.
+        """
+        from completep.report.escape import harmless
+
+        return [harmless(cast(Json, strict(panel.to_dict(validate=False)))) for panel in self.panels]
+
 
 Part = Verdict | Text | Code | Facts | Table | Figure
 
@@ -107,7 +118,7 @@ class Document:
 TONES: Mapping[str, str] = {
     "PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "open",
     "agrees": "good", "agrees in part": "good", "does not agree": "bad", "cannot be seen at this scale": "open",
-    "not finished": "open",
+    "one seed cannot tell": "open", "not finished": "open",
 }  # fmt: skip
 
 
@@ -116,6 +127,7 @@ HEADLINES: Mapping[str, str] = {
     "agrees in part": "Agrees with the paper in part",
     "does not agree": "Does not agree with the paper",
     "cannot be seen at this scale": "Cannot be seen at this scale",
+    "one seed cannot tell": "One seed cannot tell",
     "not finished": "Not finished",
 }
 

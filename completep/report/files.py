@@ -19,12 +19,12 @@ KINDS: "tuple[Kind, ...]" = ("svg", "png", "pdf")
 
 def write_report(document: Document, out: Path, name: str, frames: "Mapping[str, pl.DataFrame]") -> list[Path]:
     """Write into a new folder under `out`; the paths, the page first."""
-    from completep.report.charts import render
+    from completep.report.charts import pictures
 
     texts: dict[str, str | bytes] = {"report.html": page(document)}
     texts["report.md"] = markdown(document, [f"{frame}.csv" for frame in frames])
     for figure in document.figures():
-        texts |= {f"{figure.name}.{kind}": render(figure, kind) for kind in KINDS}
+        texts |= {f"{figure.name}.{kind}": content for kind, content in pictures(figure, KINDS).items()}
     texts |= {f"{frame}.csv": content.write_csv() for frame, content in frames.items()}
     folder = fresh_folder(out, name)
     return [write_new(folder / file, content) for file, content in texts.items()]

@@ -1,28 +1,52 @@
-"""Documents as HTML: a fragment for a notebook, and a page that needs no network. All text is escaped here."""
+"""Documents as HTML: a fragment for a notebook, and a page that needs no network.
 
-import json
+Text is escaped by jinja's autoescape and by escape.py. A page also forbids every script but its own, so that one which
+came in with the data would not run.
+"""
+
+import base64
+import hashlib
+import os
+from contextlib import suppress
 from functools import cache
+from importlib.metadata import version
 from importlib.resources import files
+from pathlib import Path
 
 import jinja2
 from markupsafe import Markup
 
-from completep.report.document import Document, Figure, Strong, Table, headline, number, strict, tone
+from completep.errors import UserError
+from completep.files import write_new
+from completep.report.document import Document, Figure, Strong, Table, headline, number, tone
+from completep.report.escape import harmless, in_script
 
 
 def page(document: Document) -> str:
     """A whole page, with interactive figures."""
-    return _template("page.html").render(document=document, javascript=_javascript() if document.figures() else "")
+    scripts = {"javascript": _javascript(), "script": _text("page.js")} if document.figures() else {"javascript": ""}
+    own = " ".join(f"'sha256-{_digest(text)}'" for text in scripts.values() if text) or "'none'"
+    policy = f"default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'unsafe-inline'; script-src {own}"
+    return _template("page.html").render(document=harmless(document), policy=policy, **scripts)
 
 
 def fragment(document: Document) -> str:
     """What a notebook shows: text and tables, figures as SVG."""
-    return _template("fragment.html").render(document=document)
+    return _template("fragment.html").render(document=harmless(document))
+
+
+def _text(file: str) -> str:
+    return (files("completep.report") / file).read_text(encoding="utf-8")
+
+
+def _digest(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 def _template(name: str) -> jinja2.Template:
-    loader = jinja2.FunctionLoader(lambda file: (files("completep.report") / file).read_text(encoding="utf-8"))
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, loader=loader)
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, loader=jinja2.FunctionLoader(_text)
+    )
     environment.globals |= {"table": table, "specs": specs, "svg": svg, "kind_of": kind_of}
     environment.filters |= {
         "tone": lambda word: tone(word) or "open",
@@ -56,14 +80,8 @@ def _cell(value: object, right: bool) -> Markup:
 
 
 def specs(figure: Figure) -> list[dict[str, str]]:
-    """The panels as Vega-Lite. Nothing is escaped inside a script element, so no "<" may remain in it."""
-    return [
-        {
-            "id": f"{figure.name}-{i}",
-            "json": json.dumps(strict(panel.to_dict()), allow_nan=False).replace("<", "\\u003c"),
-        }
-        for i, panel in enumerate(figure.panels)
-    ]
+    """The panels as Vega-Lite."""
+    return [{"id": f"{figure.name}-{i}", "json": in_script(content)} for i, content in enumerate(figure.specs)]
 
 
 def svg(figure: Figure) -> Markup:
@@ -74,7 +92,17 @@ def svg(figure: Figure) -> Markup:
 
 @cache
 def _javascript() -> str:
-    """Vega and its embedder, once per page."""
+    """Vega and its embedder, once per page. Bundling them takes seconds, so that the result is kept in your cache."""
     import vl_convert
 
-    return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")).replace("</script", "<\\/script")
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "completep"
+    kept = folder / f"vega-{version('vl-convert-python')}.js"
+    with suppress(OSError, UnicodeDecodeError):
+        digest, _, script = kept.read_text(encoding="utf-8").partition("\n")
+        if digest == f"// {_digest(script)}":
+            return script
+        kept.unlink()  # damaged
+    script = str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")).replace("</script", "<\\/script")
+    with suppress(UserError, OSError):  # a cache that cannot be written
+        write_new(kept, f"// {_digest(script)}\n{script}")
+    return script

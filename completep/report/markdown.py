@@ -1,12 +1,14 @@
 """Documents as Markdown, for a repository or a pull request. Figures are links to SVG files beside the text."""
 
-import re
 from collections.abc import Sequence
 
 from completep.report.document import Code, Document, Facts, Part, Strong, Table, Text, Verdict, headline, number
+from completep.report.escape import code_in_markdown, harmless
+from completep.report.escape import in_markdown as plain
 
 
 def markdown(document: Document, files: Sequence[str] = ()) -> str:
+    document = harmless(document)
     parts = [_part(part) for part in document.parts]
     links = ", ".join(f"[{name}]({name})" for name in files)
     return "\n\n".join([f"# {plain(document.title)}", *filter(None, parts), *([f"Data: {links}"] * bool(links))]) + "\n"
@@ -19,17 +21,12 @@ def _part(part: Part) -> str:
         return plain(part.text)
     if isinstance(part, Code):
         heading = f"## {plain(part.title)}\n\n" if part.title else ""
-        return f"{heading}`{part.text.replace('`', chr(39))}`"
+        return f"{heading}{code_in_markdown(part.text)}"
     if isinstance(part, Facts):
         return f"## {plain(part.title)}\n\n" + "\n".join(f"- {plain(k)}: {plain(v)}" for k, v in part.rows.items())
     if isinstance(part, Table):
         return "" if part.collapsed else _table(part)
     return f"![{plain(part.title)}]({part.name}.svg)"
-
-
-def plain(text: str) -> str:
-    """Text in which no character means anything to Markdown."""
-    return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", " ".join(text.split()))
 
 
 def _cell(value: object) -> str:

@@ -1,11 +1,14 @@
-"""Documents in a terminal. Numbers are never cut: a table that is too wide is shown as one short paragraph per row."""
+"""Documents in a terminal. Numbers are never cut: a table that is too wide is shown as one short paragraph per row.
+
+Nothing here is markup: styles are given beside the text, never inside of it.
+"""
 
 import io
 from collections.abc import Iterator
+from typing import IO
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.markup import escape
 from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
@@ -23,14 +26,29 @@ from completep.report.document import (
     number,
     tone,
 )
+from completep.report.escape import harmless, visible
 
 COLOURS = {"good": "green", "bad": "red", "open": "yellow"}
 MOST_ROWS = 60
 SENTENCE = 20  # characters per line that a wrapped sentence needs
 
 
+class Terminal(Console):
+    """A console on which a string is text: no markup, no emoji codes, no commands of the terminal."""
+
+    def __init__(self, *, file: IO[str] | None = None, stderr: bool = False, width: int | None = None) -> None:
+        super().__init__(file=file, stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
+
+    def render_str(self, text: str, **options: object) -> RichText:
+        return super().render_str(visible(text), **options)  # type: ignore[arg-type]
+
+    def on_broken_pipe(self) -> None:
+        """Rich would exit with 1, which is a verdict. `main` handles this error."""
+        raise BrokenPipeError
+
+
 def as_rich(document: Document) -> Group:
-    return Group(*(piece for part in document.parts for piece in _pieces(part)))
+    return Group(*(piece for part in harmless(document).parts for piece in _pieces(part)))
 
 
 def as_text(document: Document, width: int = 120) -> str:
@@ -45,8 +63,8 @@ def _pieces(part: Part) -> Iterator[RenderableType]:
     if isinstance(part, Verdict):
         colour = COLOURS.get(tone(part.word) or "", "bold")
         head, mark = headline(part.word), ":" if headline(part.word) == part.word else "."
-        sentence = f"{mark} {escape(part.sentence)}" if part.sentence else ""
-        yield RichText.from_markup(f"[bold {colour}]{escape(head)}[/]{sentence}")
+        sentence = f"{mark} {part.sentence}" if part.sentence else ""
+        yield RichText.assemble((head, f"bold {colour}"), sentence)
     elif isinstance(part, Text):
         yield RichText(part.text)
     elif isinstance(part, (Code, Facts)) and part.page_only:
@@ -87,18 +105,20 @@ class FittingTable:
 
     def _table(self) -> RichTable:
         table = self.table
-        shown = RichTable(title=escape(table.title) or None, title_justify="left", header_style="bold")
+        shown = RichTable(
+            title=RichText(table.title) if table.title else None, title_justify="left", header_style="bold"
+        )
         shown.show_header = any(table.columns)
         for i, column in enumerate(table.columns):
             # Only sentences may wrap; a word or a number never does.
             wraps = any(" " in number(row[i]) for row in table.rows)
             shown.add_column(
-                escape(column), justify="right" if table.numeric(i) else "left", no_wrap=not wraps, overflow="fold"
+                RichText(column), justify="right" if table.numeric(i) else "left", no_wrap=not wraps, overflow="fold"
             )
         for row in table.rows[:MOST_ROWS]:
             shown.add_row(*map(_cell, row))
         if table.notes:
-            shown.caption, shown.caption_justify = "\n".join(map(escape, table.notes)), "left"
+            shown.caption, shown.caption_justify = RichText("\n".join(table.notes)), "left"
         return shown
 
     def _records(self, width: int) -> Iterator[RenderableType]:
@@ -111,7 +131,7 @@ class FittingTable:
             for column, value in zip(table.columns[1:], row[1:], strict=True):
                 if value in (None, ""):
                     continue
-                pair = RichText.assemble((f" {column} " if column else " ", "dim"), RichText.from_markup(_cell(value)))
+                pair = RichText.assemble((f" {column} " if column else " ", "dim"), _cell(value))
                 if len(line) > 1 and len(line) + 2 + len(pair) > width:
                     yield line
                     line = RichText(" ")
@@ -121,7 +141,6 @@ class FittingTable:
             yield RichText(note)
 
 
-def _cell(value: object) -> str:
+def _cell(value: object) -> RichText:
     text = number(value)
-    style = "bold" if isinstance(value, Strong) else COLOURS.get(tone(text) or "")
-    return f"[{style}]{escape(text)}[/]" if style else escape(text)
+    return RichText(text, "bold" if isinstance(value, Strong) else COLOURS.get(tone(text) or "", ""))

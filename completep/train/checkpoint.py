@@ -1,32 +1,48 @@
-"""Checkpoints: torch.distributed.checkpoint folders with hashes, which are checked before use.
+"""Checkpoints: safetensors written by torch.distributed.checkpoint, and a manifest that is checked before use.
 
 A folder `step-00001000` is complete if it exists. Tensors are stored by parameter name, so a checkpoint can be read
-with another number of ranks and another sharding.
+with another number of ranks and another sharding. Nothing in it is a pickle: reading one runs no code of others.
 """
 
-import hashlib
-import json
 import os
 import re
 import shutil
+import stat
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from completep.anatomy.names import named_parameters
+from completep.config import sealed, structure, unsealed
 from completep.errors import UserError
+from completep.files import sha256_of, write_new
+from completep.train.records import NOTHING, Mark
 
 MANIFEST = "completep.json"
-NAME = re.compile(r"step-(\d{8})$")
+NAME = re.compile(r"step-(\d{8})")
+LEFT_OVER = re.compile(r"\.step-\d{8}\.(part|old)")
+FILE_BYTES = 2**30  # a rank holds one file at a time in memory while it writes it
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint says of itself; sealed with its own digest."""
+
+    step: int
+    run: str  # the run's id
+    scaling: dict[str, object]
+    metrics: Mark = NOTHING
+    files: dict[str, str] | None = None  # name → sha256
 
 
 def tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -43,36 +59,44 @@ def tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Ten
 
 
 class Checkpoints:
-    """The checkpoints of one run."""
+    """The checkpoints of one run. Only folders with exactly our names are read, renamed or removed."""
 
     def __init__(self, folder: Path, keep: int, tell: Callable[[str], None]) -> None:
         self.folder, self.keep, self.tell = folder, keep, tell
 
     def all(self) -> list[Path]:
         """The folders, newest last."""
+        return sorted(self._named(NAME))
+
+    def _named(self, pattern: re.Pattern[str]) -> list[Path]:
         if not self.folder.is_dir():
             return []
-        return sorted(p for p in self.folder.iterdir() if NAME.search(p.name))
+        return [p for p in self.folder.iterdir() if pattern.fullmatch(p.name) and p.is_dir() and not p.is_symlink()]
 
-    def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, meta: dict[str, Any]) -> None:
-        final = self.folder / f"step-{step:08d}"
+    def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, manifest: Manifest) -> None:
+        final = self.folder / f"step-{manifest.step:08d}"
         if final.exists():
             return
         part = self.folder / f".{final.name}.part"
         try:
             if rank() == 0:
-                shutil.rmtree(part, ignore_errors=True)
+                remove(part)
                 part.mkdir(parents=True)
             barrier()
+            state = tensors(model, optimizer)
+            writer = HuggingFaceStorageWriter(str(part), in_files(state), save_distributed=True)
             with no_single_process_warning():
-                save(tensors(model, optimizer), checkpoint_id=part, no_dist=not dist.is_initialized())
+                save(state, storage_writer=writer, no_dist=not dist.is_initialized())
             barrier()
             if rank() == 0:
-                self._seal(part, final, {**meta, "step": step})
+                self._seal(part, final, manifest)
         except OSError as error:
             raise self._unwritable(error) from error
         except CheckpointException as error:
             raise self._unwritable(next(iter(error.failures.values()))[0]) from error
+        finally:
+            if rank() == 0:
+                remove(part)
         barrier()
 
     def _unwritable(self, error: BaseException) -> UserError:
@@ -81,39 +105,115 @@ class Checkpoints:
         what = f"cannot write a checkpoint to {self.folder}: {error}; {kept}"
         return UserError(what, fix="free some space, then run the same command again")
 
-    def _seal(self, part: Path, final: Path, meta: dict[str, Any]) -> None:
-        """Write the hashes, then rename the folder, which makes it a checkpoint, and only then delete old ones."""
-        files = {str(f.relative_to(part)): sha256(f) for f in sorted(part.rglob("*")) if f.is_file()}
-        (part / MANIFEST).write_text(json.dumps({**meta, "files": files}))
+    def _seal(self, part: Path, final: Path, manifest: Manifest) -> None:
+        """Write the hashes, then rename the folder, which makes it a checkpoint, and only then remove old ones.
+
+        The new one counts as kept. Newer ones are not touched: `load` has set aside those that it could not use.
+        """
+        files = {path.name: sha256_of(path) for path in sorted(part.iterdir())}
+        write_new(part / MANIFEST, sealed(asdict(replace(manifest, files=files))))
         sync(part)
         os.rename(part, final)
         sync(self.folder)
-        for old in self.all()[: -self.keep]:
-            shutil.rmtree(old)
+        older = [path for path in self.all() if path.name < final.name]
+        for old in older[: len(older) - self.keep + 1]:
+            going = old.with_name(f".{old.name}.old")  # a folder that is half removed must not look like a checkpoint
+            os.rename(old, going)
+            remove(going)
 
-    def load(self, model: nn.Module, optimizer: torch.optim.Optimizer, check: Callable[[dict[str, Any]], None]) -> int:
-        """Load the newest undamaged checkpoint into model and optimizer. Returns its step, 0 if there is none."""
-        for folder in reversed(self.all()):
-            meta = self._verified(folder)
-            if meta is None:
-                self.tell(f"checkpoint {folder.name} is damaged; trying the one before it")
-                continue
-            check(meta)
-            with no_single_process_warning():
-                load(tensors(model, optimizer), checkpoint_id=folder, no_dist=not dist.is_initialized())
-            for _, p in named_parameters(model):
-                optimizer.state[p]["step"] = torch.tensor(float(meta["step"]))
-            return int(meta["step"])
-        return 0
+    def load(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, check: Callable[[Manifest], None]
+    ) -> Manifest | None:
+        """Load the newest undamaged checkpoint into model and optimizer, and return its manifest.
 
-    def _verified(self, folder: Path) -> dict[str, Any] | None:
-        """The metadata of a checkpoint, or None if it is damaged."""
-        try:
-            meta: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
-            undamaged = all(sha256(folder / name) == digest for name, digest in meta["files"].items())
-        except (OSError, ValueError, KeyError):
+        The first rank reads the hashes and sets damaged checkpoints aside; the others load the step that it chose.
+        """
+        step = agreed(self._newest_good(check) if rank() == 0 else None, next(model.parameters()).device)
+        if step is None:
             return None
-        return meta if undamaged else None
+        folder = self.folder / f"step-{step:08d}"
+        manifest = read_manifest(folder)
+        try:
+            reader = HuggingFaceStorageReader(str(folder))
+            with no_single_process_warning():
+                load(tensors(model, optimizer), storage_reader=reader, no_dist=not dist.is_initialized())
+        except (Exception, CheckpointException) as error:  # its hashes are right; torch raises many kinds
+            cause = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
+            what = f"checkpoint {folder} does not fit this run: {str(cause)[:200]}"
+            raise UserError(what, fix=f"remove {folder}, and run the same command again") from error
+        for _, p in named_parameters(model):
+            optimizer.state[p]["step"] = torch.tensor(float(step))
+        return manifest
+
+    def _newest_good(self, check: Callable[[Manifest], None]) -> int | None:
+        for left in self._named(LEFT_OVER):
+            remove(left)
+        damaged = False
+        for folder in reversed(self.all()):
+            try:
+                manifest = verified(folder)
+            except (OSError, ValueError) as error:
+                damaged = True
+                cause = error.what if isinstance(error, UserError) else error
+                self.tell(f"checkpoint {folder.name} is damaged ({cause}); trying the one before it")
+                self._set_aside(folder)
+                continue
+            check(manifest)
+            return manifest.step
+        if damaged:
+            self.tell("no undamaged checkpoint is left; starting from the first step")
+        return None
+
+    def _set_aside(self, folder: Path) -> None:
+        """Rename it, so that its step can be saved again and nothing is lost."""
+        names = (self.folder / f"damaged-{folder.name}{suffix}" for suffix in ("", *(f"-{i}" for i in range(2, 1000))))
+        try:
+            os.rename(folder, next(name for name in names if not name.exists()))
+        except OSError as error:
+            raise UserError(f"cannot rename {folder}: {error.strerror}", fix=f"move {folder} away") from error
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a checkpoint; a ValueError or an OSError if it is damaged."""
+    manifest = structure(unsealed((folder / MANIFEST).read_bytes()), Manifest, MANIFEST, "remove the checkpoint")
+    if folder.name != f"step-{manifest.step:08d}":
+        raise ValueError(f"{MANIFEST} is that of step {manifest.step}")
+    return manifest
+
+
+def verified(folder: Path) -> Manifest:
+    """The manifest, after every file of the checkpoint was compared with it."""
+    manifest = read_manifest(folder)
+    expected = {**(manifest.files or {}), MANIFEST: None}
+    present = {path.name for path in folder.iterdir()}
+    if present != set(expected):
+        raise ValueError(f"{min(present ^ set(expected))} is {'missing' if present < set(expected) else 'unexpected'}")
+    for name, digest in expected.items():
+        path = folder / name
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise ValueError(f"{name} is not a file")
+        if digest is not None and sha256_of(path) != digest:
+            raise ValueError(f"{name} has changed")
+    return manifest
+
+
+def in_files(state: dict[str, Tensor]) -> dict[str, int]:
+    """Tensor → number of the file it goes to, from 1."""
+    numbers, total = {}, 0
+    for name, tensor in state.items():
+        numbers[name] = 1 + total // FILE_BYTES
+        total += tensor.numel() * tensor.element_size()
+    # The writer wants every number up to the last.
+    order = {number: i for i, number in enumerate(sorted(set(numbers.values())), start=1)}
+    return {name: order[number] for name, number in numbers.items()}
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder of ours, if it is there. A symbolic link itself is removed, never what it leads to."""
+    if folder.is_symlink():
+        folder.unlink()
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -122,11 +222,6 @@ def no_single_process_warning() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         yield
-
-
-def sha256(path: Path) -> str:
-    with path.open("rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
 
 
 def sync(folder: Path) -> None:
@@ -141,6 +236,15 @@ def sync(folder: Path) -> None:
 
 def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
+
+
+def agreed(step: int | None, device: torch.device) -> int | None:
+    """The first rank's answer, on every rank."""
+    if not dist.is_initialized():
+        return step
+    told = torch.tensor(-1 if step is None else step, device=device)
+    dist.broadcast(told, src=0)
+    return None if told.item() < 0 else int(told.item())
 
 
 def barrier() -> None:

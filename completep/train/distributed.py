@@ -3,7 +3,6 @@
 import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -12,8 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from completep.errors import UserError
-
-Parallel = Literal["none", "ddp", "fsdp"]
+from completep.train.settings import Parallel
 
 
 @dataclass(frozen=True)

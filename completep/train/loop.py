@@ -4,52 +4,39 @@ A run is a folder: run.json (fully resolved), metrics.jsonl, checkpoints/, model
 resumes an interrupted run. A folder that contains another run is refused.
 """
 
-import json
 import math
 import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from completep.compute import flops
-from completep.config import Data, GPTConfig, Run, run_from_json, to_json
-from completep.data.builtin import builtin_corpus
-from completep.data.corpus import Corpus, load_corpus
+from completep.compute.memory import memory
+from completep.config import GPTConfig, Run, run_id
+from completep.data.corpus import Corpus
 from completep.data.sampler import Sampler, validation_batches
-from completep.errors import UserError, some
-from completep.files import read_text, write_new
+from completep.errors import UserError
 from completep.model.gpt import GPT
 from completep.rules.parametrize import parametrize
 from completep.rules.scaling import Scaling
 from completep.rules.table import rules_named
 from completep.train import speed
-from completep.train.checkpoint import Checkpoints, barrier
-from completep.train.distributed import Parallel, World, agree, join, mean, shard, syncing
+from completep.train.checkpoint import Checkpoints, Manifest, barrier
+from completep.train.distributed import World, agree, join, mean, shard, syncing
 from completep.train.export import export
-from completep.train.records import EvalRecord, Metrics, Record, Result, Status, StepRecord
+from completep.train.folder import CHECKPOINTS, METRICS, claim, finished, working_in, write_result
+from completep.train.fused import fuse
+from completep.train.records import NOTHING, EvalRecord, Metrics, Record, Result, Status, StepRecord
 from completep.train.schedule import lr_factor
-
-
-@dataclass(frozen=True)
-class How:
-    """How a run is executed. Nothing here changes its result beyond rounding."""
-
-    micro_batch: int | None = None  # sequences per rank and forward pass; None means all of the rank's share
-    parallel: Parallel = "none"
-    replicas: int = 1
-    precision: Literal["auto", "float32", "bf16"] = "auto"
-    compile: bool = False
-    peak: float | Literal["measure"] | None = "measure"  # FLOP/s of the device; None records no utilisation
-    checkpoint_every: int = 1000
-    keep: int = 2
-    log_every: int = 10
+from completep.train.settings import How, open_corpus
+from completep.train.speed import total_memory
 
 
 def quiet(_: object) -> None:
@@ -69,27 +56,46 @@ def train(
     world = join(how.parallel)
     corpus = open_corpus(run.data)
     run = replace(run, data=replace(run.data, sha256=corpus.sha256))
-    sampler, validation = read_data(run, corpus)
-    if world.first:
-        claim(folder, run)
-    barrier()
-    if (done := finished(folder)) is not None:
+    if (done := finished(folder, run)) is not None:
         tell(f"{folder} is done already")
         return done
+    data = read_data(run, corpus)
+    with working_in(folder) if world.first else nullcontext():
+        if world.first:
+            claim(folder, run)
+        barrier()
+        if (done := finished(folder, run)) is not None:  # by a process that has ended in the meantime
+            return done
+        return train_claimed(run, folder, how, world, data, on_record, tell)
+
+
+def train_claimed(
+    run: Run,
+    folder: Path,
+    how: How,
+    world: World,
+    data: tuple[Sampler, list[Tensor]],
+    on_record: Callable[[Record], None],
+    tell: Callable[[str], None],
+) -> Result:
+    """`train`, in a folder that belongs to the run and to this process."""
+    sampler, validation = data
     model, scaling = build(run, how, world)
     wrapped = nn.parallel.DistributedDataParallel(model) if how.parallel == "ddp" else model
     if how.compile:
         speed.compile_blocks(model, tell)
+    elif isinstance(model, GPT) and how.precision != "bf16":
+        fuse(model, run.sequence)
     h = run.hyperparameters
     groups = scaling.param_groups(h.lr, weight_decay=h.weight_decay, eps=h.eps)
     optimizer = torch.optim.AdamW(groups, betas=(h.beta1, h.beta2), fused=True)
     base_lrs = [group["lr"] for group in optimizer.param_groups]
-    checkpoints = Checkpoints(folder / "checkpoints", how.keep, tell)
-    meta = {"run": json.loads(to_json(run)), "scaling": scaling.state_dict()}
-    start = checkpoints.load(model, optimizer, lambda saved: scaling.load_state_dict(saved["scaling"]))
-    metrics = Metrics(folder / "metrics.jsonl")
-    if world.first:
-        metrics.keep_until(start)
+    checkpoints = Checkpoints(folder / CHECKPOINTS, how.keep, tell)
+    metrics = Metrics(folder / METRICS)
+    saved = checkpoints.load(model, optimizer, lambda manifest: check_same(manifest, run, scaling))
+    start, mark = (saved.step, saved.metrics) if saved is not None else (0, NOTHING)
+    if world.first and not metrics.rewind(mark, start):
+        tell(f"{metrics.path} is damaged: some of its records up to step {start} may be wrong or missing")
     if start:
         tell(f"resumed at step {start}")
     accumulate = micro_batches(run, how, world)
@@ -101,6 +107,10 @@ def train(
         if world.first:
             metrics.append(record)
             on_record(record)
+
+    def save(step: int) -> None:
+        mark = metrics.mark() if world.first else NOTHING
+        checkpoints.save(model, optimizer, Manifest(step, run_id(run), scaling.state_dict(), mark))
 
     def evaluate(step: int) -> float:
         loss = evaluation_loss(wrapped, validation, world, autocast)
@@ -142,34 +152,26 @@ def train(
                 mfu = None if peak is None else rate * per_token / peak / world.size
                 log(StepRecord(step, current, h.lr * factor, norm, rate, mfu))
                 clock, logged = now, step
-            if how.checkpoint_every and step % how.checkpoint_every == 0 and step < run.schedule.steps:
-                checkpoints.save(step, model, optimizer, meta)
             if run.evaluation.every and step % run.evaluation.every == 0 and step < run.schedule.steps:
                 validation_loss = evaluate(step)
                 clock = time.perf_counter()
+            if how.checkpoint_every and step % how.checkpoint_every == 0 and step < run.schedule.steps:
+                save(step)  # after the records of this step, so that a resumed run has each of them once
     if status != "diverged":
-        checkpoints.save(step, model, optimizer, meta)
+        save(step)
+    files: dict[str, str] = {}
     if status == "done":
         validation_loss = evaluate(step)
-        export(folder, model, scaling, run.model, world)
+        files |= export(folder, model, scaling, run.model, world)
     seconds = time.perf_counter() - began
     trained = (step - start) * run.batch * run.sequence
-    result = Result(status, step, last_loss, validation_loss, run.tokens, seconds, trained / seconds, corpus.sha256)
+    pace, corpus = trained / seconds, sampler.corpus.sha256
+    files |= {METRICS: metrics.mark().sha256} if world.first and metrics.path.exists() else {}
+    result = Result(status, step, last_loss, validation_loss, run.tokens, seconds, pace, corpus, run_id(run), files)
     if world.first and status != "stopped":
-        write_new(folder / "result.json", json.dumps(asdict(result), indent=2) + "\n")
+        write_result(folder, result)
     barrier()
     return result
-
-
-def open_corpus(data: Data) -> Corpus:
-    """The corpus of a run; an error if its content has changed since."""
-    corpus = builtin_corpus(data.tokenizer) if data.source == "python" else load_corpus(Path(data.source))
-    if data.sha256 is not None and data.sha256 != corpus.sha256:
-        raise UserError(
-            f"the data of {data.source!r} has changed: sha256 {corpus.sha256[:12]}…, in the run {data.sha256[:12]}…",
-            fix="restore the old data, or plan a new run",
-        )
-    return corpus
 
 
 def read_data(run: Run, corpus: Corpus) -> tuple[Sampler, list[Tensor]]:
@@ -179,49 +181,25 @@ def read_data(run: Run, corpus: Corpus) -> tuple[Sampler, list[Tensor]]:
             f"the data has ids up to {corpus.vocabulary - 1}, past the model's vocabulary of {run.model.vocabulary}",
             fix=f"use a model with vocabulary={corpus.vocabulary}",
         )
+    corpus.verify_once()
     sampler = Sampler(corpus, "train", run.sequence, run.batch, run.seed)
     validation = validation_batches(corpus, run.sequence, run.batch, run.evaluation.batches)
     return sampler, [torch.from_numpy(batch) for batch in validation]
 
 
-def claim(folder: Path, run: Run) -> None:
-    """Write run.json into a new folder, or check that the folder belongs to this run."""
-    path = folder / "run.json"
-    if not path.exists():
-        write_new(path, to_json(run))
-        return
-    old = run_from_json(read_text(path), str(path))
-    if old != run:
+def check_same(manifest: Manifest, run: Run, scaling: Scaling) -> None:
+    """Refuse a checkpoint of another run."""
+    scaling.load_state_dict(manifest.scaling)
+    if manifest.run != run_id(run):
         raise UserError(
-            f"{folder} contains another run: {some(list(differences(old, run)), 8)}",
-            fix="train in another folder, or use the old settings",
+            f"the checkpoint at step {manifest.step} belongs to another run",
+            fix="train in another folder, or move the checkpoints away",
         )
-
-
-def differences(old: Run, new: Run) -> Iterator[str]:
-    """The settings that differ, with both values."""
-
-    def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-        if isinstance(value, dict):
-            for key, inner in value.items():
-                yield from flat(inner, f"{path}.{key}" if path else key)
-        else:
-            yield path, value
-
-    changed = dict(flat(asdict(new)))
-    for name, value in flat(asdict(old)):
-        if changed.get(name) != value:
-            yield f"{name} is {value} in the folder and {changed.get(name)} in this run"
-
-
-def finished(folder: Path) -> Result | None:
-    """The result of a run that is done or diverged."""
-    path = folder / "result.json"
-    return Result(**json.loads(read_text(path))) if path.exists() else None
 
 
 def build(run: Run, how: How, world: World) -> tuple[nn.Module, Scaling]:
     """The model and its scaling. For FSDP it is built on the meta device, so that no rank ever holds all of it."""
+    require_memory(run, how, world)
     with torch.device("meta" if how.parallel == "fsdp" else world.device):
         model: nn.Module = GPT(run.model)
     base = replace(run.model, width=run.base.width, depth=run.base.depth)
@@ -238,6 +216,20 @@ def build(run: Run, how: How, world: World) -> tuple[nn.Module, Scaling]:
         model.to_empty(device=world.device)
     scaling.init_(run.hyperparameters.std, seed=run.seed)
     return model, scaling
+
+
+def require_memory(run: Run, how: How, world: World) -> None:
+    """Refuse a run that needs more than all of this machine's memory, before it is filled."""
+    if world.device.type != "cpu":
+        return
+    micro = how.micro_batch or max(1, run.batch // world.size)
+    ranks = world.size if how.parallel == "fsdp" else 1
+    needed, total = memory(run.model, sequence=run.sequence, micro_batch=micro, ranks=ranks).per_rank, total_memory()
+    if needed > total:
+        raise UserError(
+            f"this run needs about {needed / 1e9:,.0f} GB, and this machine has {total / 1e9:,.0f} GB",
+            fix="use a smaller shape, or a smaller micro-batch",
+        )
 
 
 def smallest(model: GPTConfig) -> GPTConfig:

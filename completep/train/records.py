@@ -1,13 +1,15 @@
 """The output of a run: typed records, one per line of metrics.jsonl, and the result."""
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from completep.errors import UserError
+from completep.files import append, write_over
 
 Status = Literal["done", "diverged", "stopped"]
 
@@ -40,25 +42,47 @@ class Result:
     seconds: float
     tokens_per_second: float
     data_sha256: str
+    run: str = ""  # the run's id
+    files: dict[str, str] = field(default_factory=dict)  # name → sha256 of what the run left: metrics and weights
 
 
 Record = StepRecord | EvalRecord
 KINDS: dict[str, type[StepRecord] | type[EvalRecord]] = {"step": StepRecord, "eval": EvalRecord}
 
 
+@dataclass(frozen=True)
+class Mark:
+    """How long metrics.jsonl was at some step, and the hash of that much of it."""
+
+    bytes: int
+    sha256: str
+
+
+NOTHING = Mark(0, hashlib.sha256().hexdigest())
+
+
 class Metrics:
-    """Appends to metrics.jsonl. A line that a crash left incomplete is dropped on resume."""
+    """Appends to metrics.jsonl. A checkpoint keeps a mark of it, and a resumed run continues from there."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def append(self, record: Record) -> None:
         try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(record)) + "\n")
+            with os.fdopen(append(self.path), "wb") as file:
+                file.write(line(record))
         except OSError as error:
             what = f"cannot write {self.path}: {error.strerror}"
             raise UserError(what, fix="free some space, then run the same command again") from error
+
+    def mark(self) -> Mark:
+        """Where the file ends now. It is flushed to the disk, as the checkpoint that keeps the mark is."""
+        if not self.path.exists():
+            return NOTHING
+        with self.path.open("rb") as file:
+            os.fsync(file.fileno())
+            content = file.read()
+        return Mark(len(content), hashlib.sha256(content).hexdigest())
 
     def last_loss(self) -> float | None:
         """The last recorded training loss."""
@@ -66,20 +90,32 @@ class Metrics:
             return None
         return next((r.loss for r in reversed(list(read_metrics(self.path))) if r.kind == "step"), None)
 
-    def keep_until(self, step: int) -> None:
-        """Drop the records after a checkpoint. The resumed run writes them again."""
-        if not self.path.exists():
-            return
-        kept = [json.dumps(asdict(r)) + "\n" for r in read_metrics(self.path) if r.step <= step]
-        part = self.path.with_suffix(".part")
-        part.write_text("".join(kept), encoding="utf-8")
-        os.replace(part, self.path)
+    def rewind(self, mark: Mark, step: int) -> bool:
+        """Drop what was recorded after a mark; the resumed run writes it again. False if what came before has changed.
+
+        Then the records up to the step are kept as far as they can be read.
+        """
+        content = self.path.read_bytes() if self.path.exists() else b""
+        kept = content[: mark.bytes]
+        same = hashlib.sha256(kept).hexdigest() == mark.sha256
+        if not same:
+            kept = b"".join(line(r) for r in read_metrics(self.path) if r.step <= step) if content else b""
+        if kept != content:
+            write_over(self.path, kept)
+        return same
+
+
+def line(record: Record) -> bytes:
+    return (json.dumps(asdict(record)) + "\n").encode()
 
 
 def read_metrics(path: Path) -> Iterator[Record]:
-    for line in path.read_text(encoding="utf-8").splitlines():
+    """The records. A line that cannot be read is left out: a crash may leave the last one incomplete."""
+    for text in path.read_bytes().splitlines():
         try:
-            data = json.loads(line)
-            yield KINDS[data["kind"]](**data)
-        except (ValueError, KeyError, TypeError):
-            continue  # a crash left the line incomplete
+            data = json.loads(text)
+            record = KINDS[data["kind"]](**data)
+            if isinstance(record.step, int) and isinstance(record.loss, (int, float)):
+                yield record
+        except (ValueError, KeyError, TypeError, RecursionError):
+            continue

@@ -550,12 +550,11 @@ def test_a_folder_with_other_things_in_it(tmp_path):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
-def test_a_full_disk(tmp_path):
+def test_a_full_disk(tmp_path, monkeypatch):
     """The temporary file is a device that has no space."""
     path, out = write_jsonl(tmp_path / "a.jsonl"), tmp_path / "out"
-    out.mkdir()
-    (out / ".preparing").touch()
-    (out / ".train-00000.bin.part").symlink_to("/dev/full")
+    monkeypatch.setattr(shards, "create", lambda part, buffering: os.fdopen(os.open("/dev/full", os.O_WRONLY), "wb"))
     with pytest.raises(UserError, match=r"cannot write .*train-00000\.bin: No space left on device"):
         prepare([path], out, validation=0.1)
+    monkeypatch.undo()
     assert documents_of(prepare([path], out, validation=0.1)) == sorted(STORIES)  # after making space

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from completep.cli import main
+from completep.config import unsealed
 from completep.errors import UserError
 from completep.integrations import harness
 from completep.integrations.runs import load_run, longest_text
@@ -119,7 +120,7 @@ def test_texts_without_tokens(runs):
 
 def test_the_longest_text(runs):
     folder = runs[0]
-    text = json.loads((folder / "run.json").read_text())
+    text = unsealed((folder / "run.json").read_text())
     assert longest_text(folder, None) == 2048  # ALiBi
     assert longest_text(folder, 100) == 100
     for positions, alone, asked in (("rotary", text["sequence"], 5000), ("learned", text["sequence"], 2048)):
@@ -280,7 +281,8 @@ def loads(monkeypatch):
 
 @pytest.fixture
 def run(runs, tmp_path):
-    """A run that nobody has evaluated."""
+    """A run that nobody has evaluated, with its data beside it."""
+    shutil.copytree(runs[0].parent / "data", tmp_path / "data")
     return Path(shutil.copytree(runs[0], tmp_path / "run", ignore=shutil.ignore_patterns("evaluations")))
 
 
@@ -319,6 +321,7 @@ def test_the_same_items_elsewhere_are_the_same_evaluation(items, run, loads, tmp
 
 DAMAGE = {
     "cut short": lambda text: text[:40],
+    "another number": lambda text: re.sub(r'"items": \d', '"items": 9', text),
     "empty": lambda text: "",
     "a field too many": lambda text: text.replace('"name"', '"colour": 1, "name"'),
     "a field missing": lambda text: text.replace('"metric"', '"colour"'),

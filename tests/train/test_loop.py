@@ -25,8 +25,9 @@ from completep.rules.table import rules_named
 from completep.train import checkpoint, speed
 from completep.train.distributed import World
 from completep.train.export import load_exported
+from completep.train.folder import write_result
 from completep.train.loop import How, evaluation_loss, open_corpus, read_data, train
-from completep.train.records import EvalRecord, StepRecord, read_metrics
+from completep.train.records import EvalRecord, Result, StepRecord, read_metrics
 from completep.train.schedule import lr_factor
 from tests.train.runs import EVERY_STEP, small_data, small_run
 
@@ -178,7 +179,7 @@ def test_a_damaged_checkpoint_is_seen_and_the_one_before_it_used(damage, straigh
     for name in ("result.json", "model.safetensors", "model.json"):
         (folder / name).unlink()
     last = folder / "checkpoints" / "step-00000012"
-    shard = next(last.glob("*.distcp"))
+    shard = next(last.glob("*.safetensors"))
     content = bytearray(shard.read_bytes())
     if damage == "truncate":
         shard.write_bytes(content[:-100])
@@ -191,7 +192,10 @@ def test_a_damaged_checkpoint_is_seen_and_the_one_before_it_used(damage, straigh
         (last / checkpoint.MANIFEST).write_text("{")
     messages = []
     train(small_run(data), folder, replace(EVERY_STEP, keep=9), tell=messages.append)
-    assert messages[:2] == ["checkpoint step-00000012 is damaged; trying the one before it", "resumed at step 10"]
+    assert messages[0].startswith("checkpoint step-00000012 is damaged (")
+    assert messages[1] == "resumed at step 10"
+    assert (folder / "checkpoints" / "damaged-step-00000012").is_dir()  # set aside, so that its step is saved again
+    assert checkpoint.verified(last).step == 12
     assert losses(folder) == losses(straight[0])
     assert same(weights(folder), weights(straight[0]))
 
@@ -229,15 +233,16 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(data, tmp_path, monkeypatch
     folder = tmp_path / "run"
     real = checkpoint.save
 
-    def full(state, checkpoint_id, **more):
-        if "00000010" in str(checkpoint_id):
+    def full(state, storage_writer, **more):
+        if "00000010" in str(storage_writer.path):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(state, checkpoint_id=checkpoint_id, **more)
+        return real(state, storage_writer=storage_writer, **more)
 
     monkeypatch.setattr(checkpoint, "save", full)
     with pytest.raises(UserError, match=r"No space left on device; the last good checkpoint is .*step-00000005"):
         train(small_run(data), folder, EVERY_STEP)
     monkeypatch.undo()
+    assert [p.name for p in (folder / "checkpoints").iterdir()] == ["step-00000005"]  # nothing half-written
     messages = []
     assert train(small_run(data), folder, EVERY_STEP, tell=messages.append).status == "done"
     assert messages == ["resumed at step 5"]
@@ -347,7 +352,7 @@ def test_bad_input_is_an_error_before_the_first_step(changes, how, message, data
 
 
 def test_an_unwritable_folder(data):
-    with pytest.raises(UserError, match="cannot write"):
+    with pytest.raises(UserError, match="cannot create the folder"):
         train(small_run(data), Path("/proc/nowhere/run"), EVERY_STEP)
 
 
@@ -361,6 +366,7 @@ def test_a_run_that_was_interrupted_before_its_result_was_written(tmp_path):
     assert resumed.train_loss is not None
     for name in ("train_loss", "validation_loss", "step"):
         assert getattr(resumed, name) == getattr(whole, name)
+    assert losses(again) == losses(tmp_path / "whole")  # the last evaluation is recorded once
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -369,6 +375,7 @@ def test_weights_of_another_model_are_not_loaded(tmp_path, tied):
     config = GPTConfig(width=16, depth=1, vocabulary=20, head_size=16, tied=tied)
     whole = {n: p.detach() for n, p in GPT(config).named_parameters()}  # a tied weight has one name here
     (tmp_path / "model.json").write_text(json.dumps(asdict(config)))
+    write_result(tmp_path, Result("done", 1, 1.0, 1.0, 1, 1.0, 1.0, "x"))
     save_file(whole, tmp_path / "model.safetensors")
     torch.testing.assert_close(load_exported(tmp_path).embedding.weight.detach(), whole["embedding.weight"])
     save_file({"embedding.weight": whole["embedding.weight"]}, tmp_path / "model.safetensors")
