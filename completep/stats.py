@@ -1,7 +1,12 @@
-"""All statistics in one place, on scipy: slopes with intervals, minima of sampled curves, resampling over seeds."""
+"""All statistics in one place, on scipy: slopes, minima of sampled curves, and intervals that cover.
+
+Every interval is Student's. Seeds share their luck over the values of a sweep, so every model has a level per seed.
+benchmarks/coverage.py measures how often the 90 % intervals contain the truth.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,13 +33,43 @@ class Slope:
     high: float
 
 
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its standard error and the degrees of freedom of that."""
+
+    value: float
+    error: float
+    freedom: float
+
+
+def mean_estimate(values: ArrayLike) -> Estimate:
+    """Of the mean of independent values; without degrees of freedom from one value."""
+    x = np.asarray(values, float)
+    return Estimate(float(x.mean()), float(x.std(ddof=1)) / len(x) ** 0.5 if len(x) > 1 else np.inf, len(x) - 1)
+
+
+def ratio_interval(one: Estimate, two: Estimate, covariance: float = 0.0, level: float = LEVEL) -> Interval:
+    """Of one / two, by Fieller's theorem: every ratio ρ at which one - ρ · two is not told from 0.
+
+    Unbounded where `two` is not told from 0. The degrees of freedom are Welch's, at the estimated ratio.
+    """
+    if min(one.freedom, two.freedom) < 1:
+        return Interval(-np.inf, np.inf)
+    ratio = one.value / two.value
+    t = quantile(welch(one.error**2, one.freedom, (ratio * two.error) ** 2, two.freedom), level)
+    a = two.value**2 - (t * two.error) ** 2
+    b, c = one.value * two.value - t**2 * covariance, one.value**2 - (t * one.error) ** 2
+    if a <= 0:
+        return Interval(-np.inf, np.inf)
+    reach = float(np.sqrt(max(b**2 - a * c, 0.0)))
+    return Interval((b - reach) / a, (b + reach) / a)
+
+
 def slope(x: ArrayLike, y: ArrayLike, groups: ArrayLike | None = None, level: float = LEVEL) -> Slope:
     """Least squares with a level of its own for every group (a seed, a model), and Student's interval.
 
     With no degrees of freedom left the interval is as if there were one.
     """
-    from scipy.special import stdtrit  # Student's quantile; scipy.stats would take half a second to import
-
     dx, dy = np.array(x, float), np.array(y, float)
     labels = np.zeros(len(dx)) if groups is None else np.asarray(groups)
     kinds = np.unique(labels)
@@ -45,7 +80,7 @@ def slope(x: ArrayLike, y: ArrayLike, groups: ArrayLike | None = None, level: fl
     value = float(dx @ dy) / spread
     freedom = max(1, len(dx) - len(kinds) - 1)
     residual = dy - value * dx
-    reach = float(np.sqrt(residual @ residual / freedom / spread) * stdtrit(freedom, (1 + level) / 2))
+    reach = float(np.sqrt(residual @ residual / freedom / spread)) * quantile(freedom, level)
     return Slope(value, value - reach, value + reach)
 
 
@@ -117,34 +152,414 @@ def height_at(x: Floats, y: Floats, place: float) -> float:
     return float(np.interp(place, x[left : left + 2], y[left : left + 2]))
 
 
-def resampled_seeds(losses: Floats, draws: int, least: int) -> "NDArray[np.int64] | None":
-    """Columns drawn with replacement among the seeds that were run at every value; None where those are fewer than
-    `least`.
-    """
-    whole = np.flatnonzero(~np.isnan(losses).any(0))
-    return np.random.default_rng(0).choice(whole, (draws, len(whole))) if len(whole) >= least else None
+def quantile(freedom: float, level: float = LEVEL) -> float:
+    """Student's: half the width of an interval, in standard errors."""
+    from scipy.special import stdtrit  # scipy.stats would take half a second to import
+
+    return float(stdtrit(freedom, (1 + level) / 2))
 
 
-def quantile_interval(values: Sequence[float], level: float = LEVEL) -> Interval:
-    low, high = np.nanquantile(values, [(1 - level) / 2, (1 + level) / 2], method="nearest")
-    return Interval(float(low), float(high))
+def beyond(value: float, error: float, freedom: float, limit: float) -> float:
+    """The one-sided p-value of value ≤ limit."""
+    from scipy.special import stdtr
+
+    if error == 0:
+        return 1.0 if value <= limit else 0.0
+    return float(stdtr(freedom, (limit - value) / error))
 
 
-def paired_bootstrap(
-    statistic: Callable[[Floats, Floats], tuple[float, ...]], one: Floats, two: Floats, draws: int, least: int
-) -> list[Interval] | None:
-    """Intervals of several statistics of two mean curves, whose seeds are drawn independently of each other."""
-    picks, others = (resampled_seeds(losses, draws, least) for losses in (one, two))
-    if picks is None or others is None:
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Adjusted for the number of tests (Holm 1979): all that stay below a level are wrong with at most its chance."""
+    order = np.argsort(p_values)
+    steps = np.asarray(p_values, float)[order] * np.arange(len(order), 0, -1)
+    adjusted = np.empty(len(order))
+    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(steps))
+    return [float(p) for p in adjusted]
+
+
+def mean_interval(values: ArrayLike, level: float = LEVEL) -> Interval | None:
+    """Of the mean of independent values, such as differences between two runs of each seed. None from one value."""
+    if np.size(values) < 2:
         return None
-    others = np.random.default_rng(1).permuted(others, axis=0)
-    rows = [
-        statistic(mean_over_seeds(one[:, p]), mean_over_seeds(two[:, q])) for p, q in zip(picks, others, strict=True)
-    ]
-    return [quantile_interval(column) for column in zip(*rows, strict=True)]
+    mean = mean_estimate(values)
+    reach = quantile(mean.freedom, level) * mean.error
+    return Interval(mean.value - reach, mean.value + reach)
 
 
-def bootstrap(statistic: Callable[[Floats], float], losses: Floats, draws: int, least: int) -> Interval | None:
-    """The interval of a statistic of the seeds' mean curve."""
-    picks = resampled_seeds(losses, draws, least)
-    return None if picks is None else quantile_interval([statistic(mean_over_seeds(losses[:, p])) for p in picks])
+def welch(one: float, its_freedom: float, two: float, other_freedom: float) -> float:
+    """Degrees of freedom of the sum of two variances (Welch & Satterthwaite)."""
+    if one + two == 0:
+        return min(its_freedom, other_freedom)
+    return (one + two) ** 2 / (one**2 / its_freedom + two**2 / other_freedom)
+
+
+# A bowl in log2 of the value is c2·u² + c3·u³ + c4·u⁴ near its minimum. How far real ones are from parabolas: standard
+# deviations of c3/c2 and c4/c2 with u in octaves, 1.6 times those in docs/results/lr-transfer (0.092 and 0.022).
+SKEW, TAIL = 0.15, 0.035
+REACH = 2.0  # octaves on either side that a fit looks at
+POINTS = 5  # values that a fit looks at, if there are so many
+NOISE = 0.005  # residual of log losses where one seed leaves it unknown; for estimates, never for intervals
+DEGREE = 4
+
+
+@dataclass(frozen=True)
+class Place:
+    """log2 of a value, known or estimated."""
+
+    value: float
+    variance: float = 0.0
+    freedom: float = np.inf
+
+
+@dataclass(frozen=True)
+class Bowl:
+    """log loss as a polynomial in log2 of the value, near its minimum, with a level per seed."""
+
+    origin: float
+    coefficients: Floats  # of 1, u, u², u³, u⁴, with u = x - origin
+    covariance: Floats
+    freedom: float  # of the residual; 0 where there is no interval
+    seeds: int  # with three values or more
+    low: float  # where the fit holds
+    high: float
+    ends: Interval  # where an interval ends that leaves that range: infinite, or a value that diverged
+    edge: bool  # the best value is the first or the last one tried
+
+    def height(self, x: float) -> float:
+        return float(_powers(x - self.origin) @ self.coefficients)
+
+    def difference(self, x: float, other: float) -> tuple[float, float]:
+        """(height at x - height at other, its variance)."""
+        weights = _powers(x - self.origin) - _powers(other - self.origin)
+        return float(weights @ self.coefficients), float(weights @ self.covariance @ weights)
+
+    def steepness(self, x: float) -> tuple[float, float]:
+        """(derivative, its variance)."""
+        weights = _derivative(x - self.origin)
+        return float(weights @ self.coefficients), float(weights @ self.covariance @ weights)
+
+    def holds(self, x: float) -> bool:
+        return self.low - 1e-9 <= x <= self.high + 1e-9
+
+    @cached_property
+    def _minimum(self) -> float | None:
+        steps = np.linspace(self.low, self.high, 401)
+        heights = np.polynomial.Polynomial(self.coefficients)(steps - self.origin)
+        i = int(heights.argmin())
+        if i in (0, len(steps) - 1):
+            return None
+        return _root(lambda x: self.steepness(x)[0], float(steps[i - 1]), float(steps[i + 1]))
+
+    @property
+    def interior(self) -> bool:
+        """Is there a minimum inside the values tried?"""
+        return not self.edge and self._minimum is not None
+
+    @property
+    def place(self) -> float:
+        """The minimum, or the best value where there is none inside."""
+        return self.origin if self.edge or self._minimum is None else self._minimum
+
+    @cached_property
+    def curvature(self) -> float:
+        """The second derivative at the minimum."""
+        return float(np.polynomial.Polynomial(self.coefficients).deriv(2)(self.place - self.origin))
+
+    @property
+    def place_variance(self) -> float:
+        return self.steepness(self.place)[1] / self.curvature**2 if self.interior else np.inf
+
+    @property
+    def estimate(self) -> Place:
+        return Place(self.place, self.place_variance, self.freedom)
+
+    def optimum(self, reach: float | None = None) -> Interval:
+        """Every place at which a derivative of 0 is not refuted: Fieller's interval, for a polynomial.
+
+        `reach` is in standard errors. Without a noise estimate, or without a minimum inside, it is unbounded.
+        """
+        if not self.interior or self.freedom < 1:
+            return Interval(-np.inf, np.inf)
+        t = quantile(self.freedom) if reach is None else reach
+        return Interval(self._end(t, self.low, self.ends.low), self._end(t, self.high, self.ends.high))
+
+    def _end(self, t: float, last: float, outside: float) -> float:
+        steps = np.linspace(self.place, last, 300)
+        weights = _derivative(steps - self.origin)
+        g, v = weights.T @ self.coefficients, np.einsum("is,ij,js->s", weights, self.covariance, weights)
+        refuted = np.flatnonzero((g**2 > t**2 * v)[1:])
+        if not len(refuted):
+            return outside
+
+        def excess(x: float) -> float:
+            g, v = self.steepness(x)
+            return g**2 - t**2 * v
+
+        return _root(excess, float(steps[refuted[0]]), float(steps[refuted[0] + 1]))
+
+
+def _powers(u: float) -> Floats:
+    return np.power(float(u), np.arange(DEGREE + 1))
+
+
+def _derivative(u: "float | Floats") -> Floats:
+    k = np.arange(1, DEGREE + 1)
+    slopes = k * np.power.outer(u, k - 1)
+    return np.concatenate([np.zeros((1, *np.shape(u))), slopes.T])
+
+
+def _root(f: Callable[[float], float], low: float, high: float) -> float:
+    """Where f changes its sign, from not positive at `low` to positive at `high`."""
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (low, middle) if f(middle) > 0 else (middle, high)
+    return low
+
+
+def levels(losses: Floats) -> Floats:
+    """By value, with the seeds' own levels taken out: the mean, where every seed was run at every value."""
+    means = mean_over_seeds(losses)
+    finite = np.isfinite(means)
+    if not np.isnan(losses[finite]).any():
+        return means
+    value, seed = np.nonzero(~np.isnan(losses[finite]))
+    design = np.concatenate([value[:, None] == np.arange(finite.sum()), _contrasts(seed)], 1)
+    effects = np.linalg.lstsq(design, losses[finite][value, seed], rcond=None)[0]
+    means[finite] = effects[: finite.sum()]
+    return means
+
+
+def _contrasts(seed: "NDArray[np.int64]") -> Floats:
+    """Columns of a design for the seeds' levels, which add up to zero."""
+    kinds = np.unique(seed)
+    return np.asarray((seed[:, None] == kinds[:-1]).astype(float) - (seed == kinds[-1])[:, None])
+
+
+def fit_bowl(x: Floats, losses: Floats, around: int | None = None) -> Bowl | None:
+    """A bowl through the values near the best one (or near value `around`), from losses by value and seed.
+
+    Losses are NaN where a seed was not run and infinite where it diverged. None with fewer than three finite values in
+    a row. The curve is a polynomial of degree 4 with a level per seed; its third and fourth coefficient are drawn
+    towards 0 by what is known of bowls (`SKEW`, `TAIL`), so that three values give an interval too: a wider one.
+    """
+    with np.errstate(invalid="ignore"):
+        logs = np.log(losses)
+    rough = levels(logs)
+    if not np.isfinite(rough).any():
+        return None
+    best = int(np.argmin(rough)) if around is None else around
+    first, last = _window(x, np.isfinite(rough), best)
+    if last - first < 2:
+        return None
+    value, seed = np.nonzero(~np.isnan(logs[first : last + 1]))
+    u, y = x[first : last + 1][value] - x[best], logs[first : last + 1][value, seed]
+    coefficients, covariance, freedom = _penalized(u, y, seed)
+    low, high, ends = _limits(x, rough, best, first, last)
+    seeds = int((np.bincount(seed) >= 3).sum())
+    return Bowl(float(x[best]), coefficients, covariance, freedom, seeds, low, high, ends, edge=best in (0, len(x) - 1))
+
+
+def _limits(x: Floats, rough: Floats, best: int, first: int, last: int) -> tuple[float, float, Interval]:
+    """Where the fit holds, and where intervals end beyond. Beside a value that diverged: up to that value."""
+    below = best == first > 0 and not np.isfinite(rough[first - 1])
+    above = best == last < len(x) - 1 and not np.isfinite(rough[last + 1])
+    low, high = float(x[first - 1 if below else first]), float(x[last + 1 if above else last])
+    return low, high, Interval(low if below else -np.inf, high if above else np.inf)
+
+
+def _window(x: Floats, finite: "NDArray[np.bool_]", best: int) -> tuple[int, int]:
+    """First and last of the values that a fit looks at: a finite run of at least `POINTS`, and all within `REACH`."""
+    first = last = best
+    while True:
+        left = first > 0 and bool(finite[first - 1])
+        right = last < len(x) - 1 and bool(finite[last + 1])
+        before = x[best] - x[first - 1] if left else np.inf
+        after = x[last + 1] - x[best] if right else np.inf
+        if not (left or right) or (last - first + 1 >= POINTS and min(before, after) > REACH + 1e-9):
+            return first, last
+        first, last = (first - 1, last) if before <= after else (first, last + 1)
+
+
+def _penalized(u: Floats, y: Floats, seed: "NDArray[np.int64]") -> tuple[Floats, Floats, float]:
+    """(coefficients, their covariance, degrees of freedom), the seeds' levels averaged."""
+    most = min(DEGREE, len(np.unique(u)) - 1)
+    residual, _ = _without_levels(u, y, seed, most)
+    freedom = len(y) - most - len(np.unique(seed))
+    noise = max(float(residual @ residual) / freedom, 1e-20) if freedom > 0 else NOISE**2
+    c2 = abs(_without_levels(u, y, seed, min(most, 3))[1])
+    powers = _without_seeds(u[:, None] ** np.arange(DEGREE + 1), seed)
+    known = np.zeros(DEGREE + 1)
+    known[3:5] = 1 / np.maximum(np.array([SKEW, TAIL]) * c2, 1e-9) ** 2
+    covariance = np.asarray(np.linalg.inv(powers.T @ powers / noise + np.diag(known)), float)
+    coefficients = covariance @ (powers.T @ y) / noise
+    return coefficients, covariance, float(max(freedom, 0))
+
+
+def _without_seeds(columns: Floats, seed: "NDArray[np.int64]") -> Floats:
+    """What is left of these columns X once the seeds' levels, which add up to zero, are fitted out of them.
+
+    It is X - C (C'C)⁻¹ C'X with the columns C of `_contrasts`. C'C is diagonal but for one constant, so that its
+    inverse is known (Sherman & Morrison), and thousands of seeds cost no more than their sums.
+    """
+    kinds, place, counts = np.unique(seed, return_inverse=True, return_counts=True)
+    sums = np.zeros((len(kinds), columns.shape[1]))
+    np.add.at(sums, place, columns)
+    apart = sums[:-1] - sums[-1]
+    scaled = apart / counts[:-1, None]
+    shares = 1 / counts[:-1]
+    correction = counts[-1] / (1 + counts[-1] * shares.sum())
+    effects = scaled - correction * np.outer(shares, scaled.sum(0))
+    effects = np.concatenate([effects, -effects.sum(0, keepdims=True)])
+    return np.asarray(columns - effects[place])
+
+
+def _without_levels(u: Floats, y: Floats, seed: "NDArray[np.int64]", degree: int) -> tuple[Floats, float]:
+    """(residual, coefficient of u²) of a polynomial with a level per seed.
+
+    The levels drop out where each seed's mean is taken off (Frisch, Waugh & Lovell), which is fast with many seeds.
+    Where that leaves too little to tell the coefficients, everything is fitted at once.
+    """
+    powers = u[:, None] ** np.arange(1, degree + 1)
+    counts = np.bincount(seed)
+    mean = np.stack([np.bincount(seed, column) for column in (*powers.T, y)], 1)[seed] / counts[seed][:, None]
+    own, rest = powers - mean[:, :-1], y - mean[:, -1]
+    coefficients, _, rank, _ = np.linalg.lstsq(own, rest, rcond=None)
+    if rank == degree:
+        return rest - own @ coefficients, float(coefficients[1])
+    plain = np.concatenate([np.ones((len(u), 1)), powers, _contrasts(seed)], 1)
+    coefficients = np.linalg.lstsq(plain, y, rcond=None)[0]
+    return y - plain @ coefficients, float(coefficients[2])
+
+
+def drift_interval(base: Bowl, other: Bowl, level: float = LEVEL) -> Interval:
+    """Of the distance between two minima: their intervals combined side by side (MOVER; Zou & Donner 2008)."""
+    if not (base.interior and other.interior) or min(base.freedom, other.freedom) < 1:
+        return Interval(-np.inf, np.inf)
+    t = quantile(welch(base.place_variance, base.freedom, other.place_variance, other.freedom), level)
+    start, end, drift = base.optimum(t), other.optimum(t), other.place - base.place
+    down = np.hypot(other.place - end.low, start.high - base.place)
+    up = np.hypot(end.high - other.place, base.place - start.low)
+    return Interval(drift - float(down), drift + float(up))
+
+
+def drift_beyond(base: Bowl, other: Bowl, limit: float) -> float:
+    """The one-sided p-value of a drift of at most `limit`, in either direction."""
+
+    def inside(p: float) -> float:
+        interval = drift_interval(base, other, 1 - 2 * p)
+        return 1.0 if interval.low > limit or interval.high < -limit else -1.0
+
+    if inside(0.4999) < 0:
+        return 1.0
+    return _root(inside, 0.0, 0.4999)
+
+
+@dataclass(frozen=True)
+class Regret:
+    """How much higher the loss is at one place than at the minimum, in logarithms.
+
+    It is never negative, so its root is what has a symmetric error, with the sign of the side it lies on.
+    """
+
+    root: float
+    error: float
+    freedom: float
+    at_least: bool = False  # the minimum lies beyond the values tried
+
+    @property
+    def value(self) -> float:
+        return self.root**2
+
+    def interval(self, level: float = LEVEL, drift: Interval | None = None) -> Interval:
+        """Every value that the estimate does not refute, whichever side of the minimum the place lies on.
+
+        Without a drift there is no regret: where the interval of the drift holds 0, this one does. That matters in flat
+        bowls, whose curvature is uncertain.
+        """
+        if self.freedom < 1 or not np.isfinite(self.error):
+            return Interval(0.0, np.inf)
+        if self.error == 0:
+            return Interval(self.value, np.inf if self.at_least else self.value)
+        z, far = abs(self.root) / self.error, quantile(self.freedom, level) + 1
+
+        def refuted(delta: float) -> float:
+            return _folded(delta, abs(z - delta), self.freedom) - level
+
+        low = (
+            0.0
+            if refuted(0.0) <= 0 or (drift is not None and 0 in drift)
+            else _root(lambda d: -refuted(d), max(0.0, z - far), z)
+        )
+        high = np.inf if self.at_least else _root(refuted, z, z + far)
+        return Interval((low * self.error) ** 2, (high * self.error) ** 2)
+
+    def beyond(self, limit: float) -> float:
+        """The one-sided p-value of a regret of at most `limit`."""
+        if self.freedom < 1 or not np.isfinite(self.error):
+            return 1.0
+        return beyond(abs(self.root), self.error, self.freedom, limit**0.5)
+
+
+def _folded(delta: float, distance: float, freedom: float) -> float:
+    """The chance that |T + delta| lies within `distance` of delta, with Student's T."""
+    from scipy.special import stdtr
+
+    chance = stdtr(freedom, distance) - stdtr(freedom, -2 * delta - distance)
+    if distance < delta:
+        chance -= stdtr(freedom, -distance) - stdtr(freedom, -2 * delta + distance)
+    return float(chance)
+
+
+def regret_at(used: Place, x: Floats, losses: Floats, bowl: Bowl) -> Regret | None:
+    """Of a place, such as the base's minimum, where `bowl` was fitted to these losses.
+
+    None where that place lies outside the values tried, or among values that diverged.
+    """
+    place = used.value
+    if not x[0] - 1e-9 <= place <= x[-1] + 1e-9:
+        return None
+    if bowl.holds(place):
+        return _near(used, bowl)
+    nearest = int(abs(x - place).argmin())
+    if not np.isfinite(mean_over_seeds(losses)[nearest]):
+        return None
+    local = fit_bowl(x, losses, nearest)
+    if local is None or not local.holds(place):
+        return None
+    # Two fits of the same seeds, whose levels cancel. They may share values: then the sum is more than the variance.
+    weights, others = _powers(place - local.origin), _powers(bowl.place - bowl.origin)
+    variance = float(weights @ local.covariance @ weights + others @ bowl.covariance @ others)
+    rise = local.height(place) - bowl.height(bowl.place)
+    return _far(used, rise, variance, min(local.freedom, bowl.freedom), local.steepness(place)[0], not bowl.interior)
+
+
+def _near(used: Place, bowl: Bowl) -> Regret:
+    """Both places in one fit."""
+    if not bowl.interior:
+        rise, variance = bowl.difference(used.value, bowl.place)
+        return _far(used, rise, variance, bowl.freedom, bowl.steepness(used.value)[0], True)
+    # The rise is distance² · bend, so that its root and the root's error stay finite as the distance goes to 0.
+    u, v = used.value - bowl.origin, bowl.place - bowl.origin
+    weights = np.array([0.0, *(sum(u**i * v ** (k - 1 - i) for i in range(k)) for k in range(1, DEGREE + 1))])
+    touching = abs(u - v) < 1e-6
+    bend = bowl.curvature / 2 if touching else float(weights @ bowl.coefficients) / (u - v)
+    slope = bowl.curvature if touching else bowl.steepness(used.value)[0] / (u - v)
+    if bend <= 0:
+        return Regret(0.0, np.inf, 0.0)
+    variance = float(weights @ bowl.covariance @ weights) / (4 * bend)
+    return _regret(bend**0.5 * (u - v), variance, bowl.freedom, slope / (4 * bend) ** 0.5, used, False)
+
+
+def _far(used: Place, rise: float, variance: float, freedom: float, slope: float, at_least: bool) -> Regret:
+    """By the delta method: d√R = dR / 2√R."""
+    if rise <= 0:
+        return Regret(0.0, np.inf, 0.0, at_least)
+    return _regret(rise**0.5, variance / (4 * rise), freedom, slope / (4 * rise) ** 0.5, used, at_least)
+
+
+def _regret(root: float, variance: float, freedom: float, slope: float, used: Place, at_least: bool) -> Regret:
+    """With the uncertainty of the place itself, which moves the root by `slope` per octave."""
+    if not np.isfinite(used.variance) or min(freedom, used.freedom) < 1:
+        return Regret(root, np.inf, 0.0, at_least)
+    of_place = slope**2 * used.variance
+    return Regret(root, (variance + of_place) ** 0.5, welch(variance, freedom, of_place, used.freedom), at_least)

@@ -8,10 +8,22 @@ from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from completep.errors import UserError
-from completep.stats import LEVEL, Floats, Interval, line, polynomial, slope
+from completep.stats import (
+    LEVEL,
+    Estimate,
+    Floats,
+    Interval,
+    levels,
+    line,
+    mean_estimate,
+    polynomial,
+    quantile,
+    ratio_interval,
+    slope,
+)
 
 
 @dataclass(frozen=True)
@@ -20,20 +32,51 @@ class PowerLaw:
 
     a: float
     b: float
-    b_interval: Interval | None = None  # None with fewer than three points
+    b_interval: Interval | None = None  # None with fewer than three sizes
+    b_error: float = math.inf
+    freedom: int = 0
+    fitted: tuple[float, ...] = ()  # the FLOPs it was fitted to
 
     def loss(self, flops: ArrayLike) -> Floats:
         return np.asarray((np.asarray(flops, float) / self.a) ** -self.b)
 
+    def weight(self, flops: float) -> float:
+        """How much b rises when the log loss at this budget falls by one; 0 where nothing was fitted."""
+        x = np.log(self.fitted)
+        near = abs(x - math.log(flops)) < 1e-9
+        return float((x - x.mean())[near].sum() / ((x - x.mean()) @ (x - x.mean()))) if near.any() else 0.0
 
-def fit_power_law(flops: ArrayLike, loss: ArrayLike, *, level: float = LEVEL) -> PowerLaw:
-    """Least squares in logarithms, with Student's interval for b."""
+
+def fit_power_law(
+    flops: ArrayLike, loss: ArrayLike, seed: ArrayLike | None = None, *, level: float = LEVEL
+) -> PowerLaw:
+    """Least squares in logarithms, with Student's interval for b.
+
+    Runs at one budget count as one point, their mean with the seeds' own levels taken out, and the interval has n - 2
+    degrees of freedom for n budgets: what a law misses at a budget is the same for every seed, so that more seeds say
+    no more about it.
+    """
     F, X = _points(flops, loss, least=2)
     _require_falling(F, X)
-    x, y = np.log(F), np.log(X)
+    budgets, y = _by_budget(F, np.log(X), None if seed is None else np.asarray(seed).ravel())
+    x = np.log(budgets)
     fit, (_, intercept) = slope(x, y, level=level), line(x, y)
-    interval = Interval(-fit.high, -fit.low) if len(x) >= 3 else None
-    return PowerLaw(a=math.exp(-intercept / fit.value), b=-fit.value, b_interval=interval)
+    a, b, freedom = math.exp(-intercept / fit.value), -fit.value, len(x) - 2
+    if freedom < 1:
+        return PowerLaw(a, b, fitted=tuple(budgets))
+    error = (fit.high - fit.value) / quantile(freedom, level)
+    return PowerLaw(a, b, Interval(-fit.high, -fit.low), error, freedom, tuple(budgets))
+
+
+def _by_budget(F: Floats, y: Floats, seed: NDArray[np.generic] | None) -> tuple[Floats, Floats]:
+    """(budgets, log losses with the seeds' levels taken out)."""
+    budgets, place = np.unique(F, return_inverse=True)
+    if seed is None:
+        return budgets, np.array([y[place == i].mean() for i in range(len(budgets))])
+    seeds, column = np.unique(seed, return_inverse=True)
+    table = np.full((len(budgets), len(seeds)), np.nan)
+    table[place, column] = y
+    return budgets, levels(table)
 
 
 def _points(x: ArrayLike, y: ArrayLike, least: int) -> tuple[Floats, Floats]:
@@ -74,6 +117,27 @@ def flop_savings(d_reference: ArrayLike, d: ArrayLike, b: float) -> Floats:
     The paper prints the exponent as -1/b, which would turn every saving into a loss. Its numbers follow from 1/b.
     """
     return np.asarray(1 - (1 - (np.asarray(d_reference, float) - np.asarray(d, float))) ** (1 / b))
+
+
+def savings_interval(
+    reference: ArrayLike, loss: ArrayLike, flops: float, law: PowerLaw, *, level: float = LEVEL
+) -> Interval | None:
+    """Of the FLOPs saved over a reference run of the same shape, from the losses of both, seed by seed.
+
+    Savings are 1 - exp(-q/b), with q = -log(1 - (d_ref - d)). Both q, from seeds, and b, from sizes, are uncertain: the
+    interval is that of their ratio, by Fieller's theorem. A run that the law was fitted to moves both. None with one
+    seed, or with fewer than three sizes. How far the run lies above the law moves q by a percent of itself and is taken
+    as known.
+    """
+    X_ref, X = np.asarray(reference, float), np.asarray(loss, float)
+    if len(X) < 2 or law.freedom < 1:
+        return None
+    d_ref, d = loss_increase(X_ref, law.loss(flops)), loss_increase(X, law.loss(flops))
+    gaps = mean_estimate(-np.log1p(-(d_ref - d)))
+    # Half of the gap's variance is the run's own; the other half is the reference's.
+    shared = law.weight(flops) * gaps.error**2 / 2
+    ratio = ratio_interval(gaps, Estimate(law.b, law.b_error, law.freedom), shared, level)
+    return Interval(1 - math.exp(-ratio.low), 1 - math.exp(-ratio.high))
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from completep.files import read_text
 from completep.report.document import Document, Json, Part, Table, Text
 from completep.report.result import Result
 from completep.rules.table import Horizon, Role, Rules, as_rules, rules_named
+from completep.tuned import TunedValues, is_tuned, read_tuned
 from completep.units import human, parse_quantity
 
 Law = Literal["paper", "completed"]
@@ -120,7 +121,6 @@ class Plan(Result):
     def _run_table(self) -> Table:
         run, h, laws, needed = self.run, self.run.hyperparameters, self.laws, self.memory
         model, total = run.model, count.total(run.model)
-        tuned = laws.get("lr, ε, β", "tuned at the base")
         shape = f"width {model.width}, depth {model.depth}, {model.heads} heads of {model.head_size}"
         batch = f"{run.batch} sequences of {run.sequence} ({human(run.batch * run.sequence)} tokens)"
         ranks = f", micro-batch {self.micro_batch}, ranks {self.ranks}"
@@ -132,11 +132,11 @@ class Plan(Result):
             ("training FLOPs", f"{self.flops:.3g}", "granular count (docs/paper-numbers.md)"),
             ("batch", batch, laws["batch"]),
             ("steps", f"{run.schedule.steps}, of which {run.schedule.warmup} warm-up", laws["warm-up"]),
-            ("base learning rate η", f"{h.lr:.6g}", tuned),
-            ("base init std σ", f"{h.std:.6g}", "tuned at the base"),
+            ("base learning rate η", f"{h.lr:.6g}", laws["learning rate"]),
+            ("base init std σ", f"{h.std:.6g}", laws["init std"]),
             ("base weight decay λ", f"{h.weight_decay:.6g}", laws["weight decay"]),
-            ("base epsilon ε", f"{h.eps:.6g}", tuned),
-            ("betas", f"{h.beta1:g}, {h.beta2:g}", tuned),
+            ("base epsilon ε", f"{h.eps:.6g}", laws["epsilon"]),
+            ("betas", f"{h.beta1:g}, {h.beta2:g}", laws["betas"]),
             ("branch × / logits ×", "{branch:.4g} / {logits:.4g}".format(**self.multipliers), laws["per role"]),
             ("memory per rank", f"{_gb(needed.per_rank)}{ranks}", f"{parts} (estimate)"),
             ("checkpoint", _gb(needed.checkpoint), "weights and both moments, float32"),
@@ -189,8 +189,8 @@ def _gb(value: float) -> str:
 def _has_role(model: GPTConfig, role: Role) -> bool:
     """Does the decoder have parameters of this role?"""
     optional = {Role.HIDDEN_BIAS: model.bias, Role.QK_NORM: model.qk_norm}
-    absent = (Role.EMBEDDING_BIAS, Role.UNEMBEDDING_BIAS)
-    return optional.get(role, role not in absent) and not (model.tied and role is Role.UNEMBEDDING)
+    present = (Role.EMBEDDING, Role.HIDDEN, Role.BLOCK_NORM, Role.FINAL_NORM, Role.UNEMBEDDING)
+    return optional.get(role, role in present) and not (model.tied and role is Role.UNEMBEDDING)
 
 
 def plan(
@@ -204,20 +204,20 @@ def plan(
     mfu: float = 0.4,
     max_width: int | None = None,
     max_depth: int | None = None,
-    head_size: int = paper.HEAD_SIZE,
-    vocabulary: int = paper.VOCABULARY,
-    sequence: int = paper.SEQUENCE,
+    head_size: int | None = None,
+    vocabulary: int | None = None,
+    sequence: int | None = None,
     tpp: float = paper.TOKENS_PER_PARAMETER,
     tokens: Quantity | None = None,
     batch: int | None = None,
-    rules: Rules | str = "completep",
-    base: "Shape | tuple[int, int]" = paper.BASE,
-    lr: float = paper.LR,
-    std: float = paper.STD,
-    tau: float = paper.TAU,
-    tuned: "Run | Path | str | None" = None,
+    rules: Rules | str | None = None,
+    base: "Shape | tuple[int, int] | None" = None,
+    lr: float | None = None,
+    std: float | None = None,
+    tau: float | None = None,
+    tuned: "Run | TunedValues | Path | str | None" = None,
     law: Law = "paper",
-    horizon_exponent: float = 0.5,
+    horizon_exponent: float | None = None,
     ranks: int = 1,
     micro_batch: int = 1,
 ) -> Plan:
@@ -233,60 +233,126 @@ def plan(
         mfu: share of the peak that training reaches.
         max_width: widest model that fits, for memory.
         max_depth: deepest model that is fast enough, for latency.
-        head_size: of every attention head.
-        vocabulary: tokens in the vocabulary.
-        sequence: tokens per sequence.
+        head_size: of every attention head; by default the tuned run's, else 64.
+        vocabulary: tokens in the vocabulary; by default the tuned run's, else 50257.
+        sequence: tokens per sequence; by default the tuned run's, else 2048.
         tpp: tokens per parameter.
         tokens: tokens to train on, instead of tpp.
         batch: sequences per step, instead of the batch law.
-        rules: the parameterization, as an object or a key.
-        base: width and depth of the base that was tuned.
-        lr: tuned base learning rate.
-        std: tuned base init standard deviation.
-        tau: weight-decay timescale, 1 / (lr · weight decay · steps).
-        tuned: a tuned run, or its run.json, to carry over to the larger target.
+        rules: the parameterization, as an object or a key; by default the tuned run's, else CompleteP.
+        base: width and depth of the base that was tuned; by default the tuned run's, else 256 and 2.
+        lr: base learning rate; by default the tuned run's, else the paper's 2^-8.
+        std: base init standard deviation; by default the tuned run's, else the paper's 0.02.
+        tau: weight-decay timescale, 1 / (lr · weight decay · steps); by default the tuned run's, else 0.1407.
+        tuned: what `tune` found (tuned.json), or a tuned run (run.json), to carry over to the larger target. What you
+            give besides it wins.
         law: with tuned: how batch and duration transfer (the paper's laws, or Complete(d)P's).
-        horizon_exponent: with law="completed"; published values are 0.28 to 0.5.
+        horizon_exponent: with law="completed", by default 0.5; published values are 0.28 to 0.5.
         ranks: devices that share the state (FSDP2).
         micro_batch: sequences per device and pass, for the memory estimate.
     """
     choice("law", law, get_args(Law))
-    start = as_shape(base)
+    found: TunedValues | None = None
     if isinstance(tuned, (Path, str)):
-        tuned = run_from_json(read_text(Path(tuned)), str(tuned))
+        text = read_text(Path(tuned))
+        tuned = read_tuned(tuned) if is_tuned(text) else run_from_json(text, str(tuned))
+    if isinstance(tuned, TunedValues):
+        found, tuned = tuned, tuned.run
+    start = None if base is None else as_shape(base)
+    given = {"learning rate": lr, "init std": std, "weight decay": tau}
+    if found is not None and tuned is None:
+        _refuse_other_base(start, found.base)
+        start, rules = found.base, rules or found.rules
+        lr, std = lr or found.number("lr"), std or found.number("std")
+        tau = tau or found.tau
     target = Target(params, flops, gpu_hours, width, depth, device, mfu)
     _check_numbers(
         tpp=tpp, lr=lr, std=std, tau=tau, sequence=sequence, vocabulary=vocabulary, head_size=head_size, batch=batch,
-        max_width=max_width, max_depth=max_depth, width=width, depth=depth,
+        max_width=max_width, max_depth=max_depth, width=width, depth=depth, horizon_exponent=horizon_exponent,
     )  # fmt: skip
+    _refuse_contradictions(tuned, law, horizon_exponent, start, lr=lr, tau=tau)
     if tokens is not None and (flops is not None or gpu_hours is not None):
         raise UserError("tokens with a budget leave the shape open", fix="give params or width and depth, with tokens")
-    like = GPTConfig(head_size, 1, vocabulary, head_size)
-    if tuned is not None:
-        like, sequence = replace(tuned.model, width=tuned.model.head_size), tuned.sequence
+    wanted = None if tokens is None else parse_quantity(str(tokens), "tokens")
+    if wanted is not None and wanted > MOST_TOKENS:
+        raise UserError(f"tokens={tokens} is more text than there is", fix="check the number")
+    like = _like(tuned, head_size, vocabulary)
+    length = sequence or (paper.SEQUENCE if tuned is None else tuned.sequence)
     limits = Limits(**{k: v for k, v in (("max_width", max_width), ("max_depth", max_depth)) if v is not None})
-    model, shape_law = choose_shape(target, like, limits, tpp, sequence)
+    model, shape_law = choose_shape(target, like, limits, tpp, length)
     if tuned is not None:
-        planned = replan(tuned, model, law=law, exponent=horizon_exponent, tpp=tpp, batch=batch)
+        planned = replan(
+            tuned, model, law=law, exponent=horizon_exponent or 0.5, tpp=tpp, batch=batch, tokens=wanted,
+            sequence=length, rules=rules, lr=lr, std=std, tau=tau,
+        )  # fmt: skip
     else:
-        wanted = None if tokens is None else parse_quantity(str(tokens), "tokens")
-        if wanted is not None and wanted > MOST_TOKENS:
-            raise UserError(f"tokens={tokens} is more text than there is", fix="check the number")
         planned = plan_shape(
-            model,
-            rules=rules,
-            base=start,
-            tpp=tpp,
-            tokens=wanted,
-            batch=batch,
-            sequence=sequence,
-            lr=lr,
-            std=std,
-            tau=tau,
-        )
+            model, rules=rules or "completep", base=start or paper.BASE, tpp=tpp, tokens=wanted, batch=batch,
+            sequence=length, lr=lr, std=std, tau=tau,
+        )  # fmt: skip
     planned = replace(planned, laws={"shape": shape_law, **planned.laws}, ranks=ranks, micro_batch=micro_batch)
+    if found is not None:
+        planned = _with_tuned(planned, found, [name for name, value in given.items() if value is None])
     planned.memory  # noqa: B018  (refuses impossible ranks and micro-batches now)
     return planned
+
+
+def _like(tuned: Run | None, head_size: int | None, vocabulary: int | None) -> GPTConfig:
+    """A model one head wide, with everything but its shape."""
+    if tuned is None:
+        size = head_size or paper.HEAD_SIZE
+        return GPTConfig(size, 1, vocabulary or paper.VOCABULARY, size)
+    size = head_size or tuned.model.head_size
+    return replace(tuned.model, width=size, head_size=size, vocabulary=vocabulary or tuned.model.vocabulary)
+
+
+def _refuse_contradictions(
+    tuned: Run | None, law: Law, exponent: float | None, base: Shape | None, **given: float | None
+) -> None:
+    """Arguments that would otherwise have no effect."""
+    if tuned is None and law == "completed":
+        raise UserError("law='completed' scales a tuned run, and none is given", fix="give the tuned run, or leave law")
+    if law != "completed" and exponent is not None:
+        raise UserError(
+            f"horizon_exponent={exponent:g} has no effect under the paper's law", fix="use it with law completed"
+        )
+    for name in [name for name, value in given.items() if value is not None and law == "completed"]:
+        what = "learning rate" if name == "lr" else "weight decay"
+        raise UserError(
+            f"{name}={given[name]:g} contradicts law='completed', which sets the {what} from the tuned run's",
+            fix=f"leave {name} or law out",
+        )
+    if tuned is not None:
+        _refuse_other_base(base, tuned.base)
+
+
+def _refuse_other_base(base: Shape | None, tuned: Shape) -> None:
+    if base is not None and base != tuned:
+        raise UserError(
+            f"the base {base.width} × {base.depth} is not the tuned run's, {tuned.width} × {tuned.depth}: "
+            "its hyperparameters hold for its own base",
+            fix="leave base out, or give lr and std without the tuned run",
+        )
+
+
+def _with_tuned(planned: Plan, found: TunedValues, open_: list[str]) -> Plan:
+    """Name what comes from tuned.json, and take its epsilon and betas."""
+    names = {"learning rate": ("lr",), "init std": ("std",), "weight decay": ("tau", "weight_decay")}
+    names |= {"epsilon": ("eps",), "betas": ("beta1", "beta2")}
+    by = f"tuned at {found.base.width} × {found.base.depth} (transfer {found.verdict})"
+    own = [law for law in (*open_, "epsilon", "betas") if any(found.number(name) is not None for name in names[law])]
+    notes = list(planned.notes)
+    if found.number("weight_decay") is not None and found.tau is None:
+        own.remove("weight decay")
+        notes.append(
+            "The weight decay was tuned, but not for how many steps: give tau, or tune with the constant steps."
+        )
+    if found.verdict != "PASS":
+        notes.append(f"The transfer of the tuned values is {found.verdict}, not PASS: {found.why}")
+    settings = ((name, found.number(name)) for name in ("eps", "beta1", "beta2"))
+    hyper = replace(planned.run.hyperparameters, **{name: value for name, value in settings if value is not None})
+    run = replace(planned.run, hyperparameters=hyper)
+    return replace(planned, run=run, laws={**planned.laws, **dict.fromkeys(own, by)}, notes=tuple(notes))
 
 
 def _check_numbers(**numbers: float | None) -> None:
@@ -294,7 +360,11 @@ def _check_numbers(**numbers: float | None) -> None:
         if value is not None and not (isinstance(value, (int, float)) and 0 < value < math.inf):
             raise UserError(f"{name}={value!r}: must be above 0 and finite", fix="give a positive number")
         if value is not None and value > ABSURD.get(name, math.inf):
-            raise UserError(f"{name}={value:g} is implausible (more than {ABSURD[name]:g})", fix="check the number")
+            shown = f"{value:g}" if value < 1e300 else "a number of more than 300 digits"
+            raise UserError(f"{name}={shown} is implausible (more than {ABSURD[name]:g})", fix="check the number")
+
+
+DEFAULT = "the paper's default, not tuned on your model"
 
 
 def plan_shape(
@@ -306,40 +376,57 @@ def plan_shape(
     tokens: float | None = None,
     batch: int | None = None,
     sequence: int = paper.SEQUENCE,
-    lr: float = paper.LR,
-    std: float = paper.STD,
-    tau: float = paper.TAU,
+    lr: float | None = None,
+    std: float | None = None,
+    tau: float | None = None,
     seed: int = 0,
 ) -> Plan:
-    """The paper's compute-optimal recipe for one shape."""
-    for name, value in (("lr", lr), ("tau", tau), ("tpp", tpp)):
+    """The paper's compute-optimal recipe for one shape. What is None is the paper's."""
+    eta, timescale = paper.LR if lr is None else lr, paper.TAU if tau is None else tau
+    for name, value in (("lr", eta), ("tau", timescale), ("tpp", tpp)):
         if not value > 0:
             raise UserError(f"{name}={value}: must be above 0", fix=f"give a positive {name}")
     wanted = tokens if tokens is not None else tpp * count.total(model)
     cost = count.training_flops(model, sequence, wanted)
-    chosen = batch if batch is not None else batch_size(cost)
+    chosen = batch if batch is not None else batch_size(cost, sequence)
     steps = int(wanted // (chosen * sequence))
     if steps < 1:
         raise UserError(
             f"{wanted:.3g} tokens are less than one step of {chosen} sequences of {sequence}",
-            fix="give more tokens or parameters, a smaller batch or a shorter sequence",
+            fix="give more tokens or parameters, or a smaller batch",
         )
     parameterization = as_rules(rules)
+    source = "tuned in the paper" if tau is None else "given"
     laws = {
         "tokens": f"{tpp:g} per parameter (Hoffmann et al. 2022)" if tokens is None else "given",
-        "batch": f"{paper.BATCH_LAW}, to a multiple of 8 (paper)" if batch is None else "given",
+        "batch": _batch_law(sequence) if batch is None else "given",
         "warm-up": f"min({paper.WARMUP_SHARE:.0%} of steps, {human(paper.WARMUP_TOKENS)} tokens), then linear to 0",
-        "weight decay": f"timescale τ = 1/(η λ steps) = {tau:g} (Wang & Aitchison 2024, tuned in the paper)",
+        "learning rate": DEFAULT if lr is None else "given",
+        "init std": DEFAULT if std is None else "given",
+        "weight decay": f"timescale τ = 1/(η λ steps) = {timescale:g} (Wang & Aitchison 2024), {source}",
+        "epsilon": DEFAULT,
+        "betas": DEFAULT,
         "per role": parameterization.name,
     }
-    hyper = Hyperparameters(lr, std, weight_decay(tau, lr, steps), paper.EPS, *paper.BETAS)
+    sigma = paper.STD if std is None else std
+    hyper = Hyperparameters(eta, sigma, weight_decay(timescale, eta, steps), paper.EPS, *paper.BETAS)
     schedule = Schedule(steps, warmup_steps(steps, chosen * sequence))
     run = Run(model, hyper, schedule, chosen, sequence, parameterization.key, base, seed=seed)
     return Plan(run, cost, laws, notes=tuple(shape_notes(model, parameterization)))
 
 
-def batch_size(total_flops: float) -> int:
-    return 8 * max(1, round(paper.batch_law(total_flops) / 8))
+def batch_size(total_flops: float, sequence: int = paper.SEQUENCE) -> int:
+    """Sequences per step. The law is for sequences of 2048 tokens: other lengths get as many tokens per step.
+
+    A multiple of 8, as in the paper, unless that would be more than the law's tokens by far.
+    """
+    sequences = paper.batch_law(total_flops) * paper.SEQUENCE / sequence
+    return 8 * round(sequences / 8) if sequences >= 8 else max(1, round(sequences))
+
+
+def _batch_law(sequence: int) -> str:
+    law = f"{paper.BATCH_LAW} sequences of {paper.SEQUENCE} (paper)"
+    return law if sequence == paper.SEQUENCE else f"{law}, the same tokens in sequences of {sequence}"
 
 
 def warmup_steps(steps: int, tokens_per_step: int) -> int:
@@ -359,50 +446,68 @@ def shape_notes(model: GPTConfig, rules: Rules) -> Iterator[str]:
         yield f"N:L below {deepest}: at 1.5B the paper lost more than 1 % there under {rules.name}"
 
 
-def replan(tuned: Run, model: GPTConfig, *, law: Law, exponent: float = 0.5, tpp: float, batch: int | None) -> Plan:
-    """A tuned run's hyperparameters for a larger target: what transfers unchanged, and what a law changes."""
+def replan(
+    tuned: Run, model: GPTConfig, *, law: Law, exponent: float = 0.5, tpp: float, batch: int | None,
+    tokens: float | None = None, sequence: int | None = None, rules: Rules | str | None = None,
+    lr: float | None = None, std: float | None = None, tau: float | None = None,
+) -> Plan:  # fmt: skip
+    """A tuned run's hyperparameters for a larger target: what transfers unchanged, and what a law changes.
+
+    What is given wins over the tuned run's.
+    """
     h = tuned.hyperparameters
-    tau = 1 / (h.lr * h.weight_decay * tuned.schedule.steps) if h.weight_decay else math.inf
+    own = 1 / (h.lr * h.weight_decay * tuned.schedule.steps) if h.weight_decay else math.inf
     new = plan_shape(
-        model, rules=tuned.rules, base=tuned.base, tpp=tpp, batch=batch,
-        sequence=tuned.sequence, lr=h.lr, std=h.std, tau=tau, seed=tuned.seed,
+        model, rules=rules or tuned.rules, base=tuned.base, tpp=tpp, tokens=tokens, batch=batch,
+        sequence=sequence or tuned.sequence, lr=lr or h.lr, std=std or h.std, tau=tau or own, seed=tuned.seed,
     )  # fmt: skip
-    kept = replace(new.run.hyperparameters, eps=h.eps, beta1=h.beta1, beta2=h.beta2)
-    laws = dict(new.laws)
+    carried = f"transfers from the tuned run ({new.laws['per role']})"
+    laws = dict(new.laws) | {"epsilon": carried, "betas": carried}
+    laws |= {name: carried for name, value in (("learning rate", lr), ("init std", std)) if value is None}
+    if tau is None:
+        kept_tau = f"timescale τ = 1/(η λ steps) = {own:.4g}, the tuned run's (Wang & Aitchison 2024)"
+        laws["weight decay"] = kept_tau if h.weight_decay else "none was tuned"
+    hyper = replace(new.run.hyperparameters, eps=h.eps, beta1=h.beta1, beta2=h.beta2)
     if law == "completed":
-        m_S = new.run.schedule.steps / tuned.schedule.steps
-        horizon = Horizon(exponent)
-        kept = Hyperparameters(
+        m_S, horizon = new.run.schedule.steps / tuned.schedule.steps, Horizon(exponent)
+        hyper = replace(
+            hyper,
             lr=h.lr * horizon.lr(m_S),
-            std=h.std,
             weight_decay=h.weight_decay * horizon.weight_decay(m_S),
             eps=h.eps * horizon.eps(m_S),
             beta1=horizon.beta(h.beta1, m_S),
             beta2=horizon.beta(h.beta2, m_S),
         )
         name = f"Complete(d)P (arXiv 2512.22382), steps × {m_S:.3g}, exponent {exponent:g}"
-        laws["weight decay"] = laws["lr, ε, β"] = name
-    run = replace(new.run, hyperparameters=kept)
+        laws |= dict.fromkeys(("learning rate", "weight decay", "epsilon", "betas"), name)
+    run = replace(new.run, hyperparameters=hyper)
     return replace(new, run=run, laws=laws, changes=tuple(changes(tuned, run, laws)))
 
 
 def changes(old: Run, new: Run, laws: Mapping[str, str]) -> Iterator[Change]:
-    """Every setting that a person would compare."""
+    """Every setting that a person would compare; rules, vocabulary and sequence only where they differ."""
     a, b = old.hyperparameters, new.hyperparameters
-    transfers = laws.get("lr, ε, β", f"transfers ({laws['per role']})")
-    decay = laws["weight decay"] if a.weight_decay else "none was tuned"
+    words = [("rules", old.rules, new.rules, "given")]
+    numbers: list[tuple[str, float, float, str]] = [
+        ("vocabulary", old.model.vocabulary, new.model.vocabulary, "given"),
+        ("sequence", old.sequence, new.sequence, "given"),
+    ]
+    for setting, before, after, why in (*words, *numbers):
+        if before != after:
+            yield Change(setting, str(before), str(after), why)
+    transfers = f"transfers ({laws['per role']})"
     rows = (
         ("width", old.model.width, new.model.width, "target"),
         ("depth", old.model.depth, new.model.depth, "target"),
         ("tokens", old.tokens, new.tokens, laws["tokens"]),
         ("batch", old.batch, new.batch, laws["batch"]),
         ("steps", old.schedule.steps, new.schedule.steps, "tokens / batch"),
-        ("base lr", a.lr, b.lr, transfers),
-        ("base init std", a.std, b.std, f"transfers ({laws['per role']})"),
-        ("base eps", a.eps, b.eps, transfers),
-        ("base weight decay", a.weight_decay, b.weight_decay, decay),
-        ("beta1", a.beta1, b.beta1, laws.get("lr, ε, β", "transfers")),
-        ("beta2", a.beta2, b.beta2, laws.get("lr, ε, β", "transfers")),
+        ("base lr", a.lr, b.lr, laws.get("learning rate", transfers)),
+        ("base init std", a.std, b.std, laws.get("init std", transfers)),
+        ("base eps", a.eps, b.eps, laws.get("epsilon", transfers)),
+        ("base weight decay", a.weight_decay, b.weight_decay, laws["weight decay"]),
+        ("beta1", a.beta1, b.beta1, laws.get("betas", transfers)),
+        ("beta2", a.beta2, b.beta2, laws.get("betas", transfers)),
     )
     for setting, before, after, why in rows:
         yield Change(setting, f"{before:.6g}", f"{after:.6g}", why)

@@ -1,28 +1,48 @@
 """Loss curves over a hyperparameter: does the value tuned at the base stay optimal? From a sweep's losses to a verdict.
 
 At every shape: where the optimum lies, how far it has drifted from the base's (in octaves), and what it costs to use
-the base's value there (regret, in % of the loss). PASS is a drift of at most half an octave and a regret of at most
-half a percent, with minima inside the range that was tried.
+the base's value there (regret, in % of the loss), each with an interval over seeds.
+
+The regret is judged first: FAIL where it is above half a percent, PASS where the whole interval is below. The drift is
+judged second, where the regret leaves it open: FAIL where it is above half an octave. So a drift in a flat bowl, which
+costs nothing, is no FAIL. The tests for FAIL are corrected for their number, over shapes and rules, by Holm's method.
+PASS needs no correction, since every shape must pass.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import polars as pl
 
 from completep.config import Shape
-from completep.errors import UserError, some
+from completep.errors import UserError
+from completep.measure.sweeps import usable
 from completep.measure.words import Word
-from completep.stats import Floats, Interval, bootstrap, height_at, mean_over_seeds, minimum, paired_bootstrap
+from completep.stats import (
+    LEVEL,
+    Bowl,
+    Floats,
+    Interval,
+    Regret,
+    drift_beyond,
+    drift_interval,
+    fit_bowl,
+    height_at,
+    holm,
+    mean_interval,
+    mean_over_seeds,
+    regret_at,
+)
 
 MOST_DRIFT = 0.5  # octaves
 MOST_REGRET = 0.5  # % of the loss
-DRAWS = 1000
-LEAST_SEEDS = 3  # fewer say nothing about the noise
-HYPERPARAMETERS = ("lr", "std", "eps", "weight_decay")
-RESERVED = ("rules", "width", "depth", "seed", "loss")
+DIVERGED = 1e100  # a loss that large is as good as infinite, and its mean might be
+LEAST_SEEDS = 2  # one says nothing about the noise
+ERROR = (1 - LEVEL) / 2  # of a FAIL, over all shapes and rules together
+Deeper = Literal["better", "not better", "unclear"]
 
 
 @dataclass(frozen=True)
@@ -53,229 +73,229 @@ class Transfer:
     best_interval: Interval | None
     best_loss: float
     shapes: tuple[AtShape, ...]
-    deeper_is_better: bool | None  # at the transferred value; None where depth was not varied
+    deeper: Deeper | None  # at the transferred value, from seed to seed; None where depth was not varied
     word: Word
     why: str
 
 
-def read_sweep(path: Path) -> pl.DataFrame:
-    """A CSV of any sweep: width, depth (or one of them), a hyperparameter, loss; seed and rules where there are
-    several.
+@dataclass(frozen=True)
+class Curve:
+    """The losses of one shape, by value and seed, and the bowl through them."""
 
-    A loss that is no number (`nan`, `diverged`) is a run that diverged; a blank is a run that was not done.
-    """
-    try:
-        frame = pl.read_csv(path, infer_schema=False, null_values=[""])
-    except (OSError, pl.exceptions.PolarsError) as error:
-        first = str(error).splitlines()[0]
-        raise UserError(f"{path} cannot be read as CSV: {first}", fix="give a file with a header line") from error
-    names = [c.strip().lower() for c in frame.columns]
-    repeated = sorted({n for n in names if names.count(n) > 1})
-    if repeated or frame.is_empty():
-        what = f"several columns called {repeated[0]!r}" if repeated else "no rows"
-        raise UserError(f"{path} has {what}", fix="give one column of each name, and a line for each run")
-    frame = frame.rename(dict(zip(frame.columns, names, strict=True)))
-    numbers = [c for c in names if c != "rules"]
-    cast = frame.with_columns(pl.col(c).str.strip_chars().cast(pl.Float64, strict=False) for c in numbers)
-    if "loss" in names:
-        cast = cast.with_columns(loss=pl.when(frame["loss"].is_not_null()).then(pl.col("loss").fill_null(np.nan)))
-    for column in [c for c in ("width", "depth", "seed") if c in names]:
-        good = (cast[column] == cast[column].round()).fill_null(False)
-        _refuse_rows(path, frame, column, good, "a whole number")
-        cast = cast.with_columns(pl.col(column).cast(pl.Int64))
-    return cast.with_columns(pl.col("rules").fill_null("none")) if "rules" in names else cast
+    shape: Shape
+    x: Floats  # log2 of the values
+    losses: Floats
+    bowl: Bowl | None  # None with fewer than three finite values in a row
+
+    @property
+    def place(self) -> float:
+        """log2 of the optimum."""
+        return float(self.x[mean_over_seeds(self.losses).argmin()]) if self.bowl is None else self.bowl.place
+
+    @property
+    def judged(self) -> bool:
+        """Are there seeds enough for intervals?"""
+        return self.bowl is not None and self.bowl.seeds >= LEAST_SEEDS and self.bowl.freedom >= 1
 
 
-def _refuse_rows(path: Path, frame: pl.DataFrame, column: str, good: pl.Series, wanted: str) -> None:
-    if not good.all():
-        row = int(good.not_().arg_true()[0])
-        raise UserError(
-            f"{path}, line {row + 2}: {column} is {frame[column][row]!r}, not {wanted}",
-            fix="correct the line or leave it out",
-        )
+@dataclass(frozen=True)
+class Comparison:
+    """One shape against the base, before the verdict."""
 
+    base: Curve
+    here: Curve
+    regret: Regret | None  # None where it is not known
+    diverged: bool  # the tried value that is nearest to the base's optimum diverged here
 
-def find_hyperparameter(frame: pl.DataFrame, wanted: str | None) -> str:
-    """The column that was swept."""
-    if wanted is not None:
-        if wanted not in frame.columns:
-            raise UserError(f"no column {wanted!r}", fix=f"the columns are {some(frame.columns, 12)}")
-        return wanted
-    varied = [h for h in HYPERPARAMETERS if h in frame.columns and frame[h].n_unique() > 1]
-    if len(varied) == 1:
-        return varied[0]
-    which = f"several vary: {', '.join(varied)}" if varied else f"none of {', '.join(HYPERPARAMETERS)} varies"
-    raise UserError(
-        f"which hyperparameter was swept? {which}; the columns are {some(frame.columns, 12)}",
-        fix="name it: hyperparameter lr, for instance",
-    )
+    @property
+    def p_values(self) -> tuple[float, float]:
+        """Of a regret, and of a drift, that is at most as large as allowed."""
+        base, bowl = self.base.bowl, self.here.bowl
+        if base is None or bowl is None or not (self.base.judged and self.here.judged):
+            return 1.0, 1.0
+        if self.diverged:
+            return 0.0, 1.0
+        drift = drift_beyond(base, bowl, MOST_DRIFT)
+        return (1.0 if self.regret is None else self.regret.beyond(np.log1p(MOST_REGRET / 100))), drift
 
 
 def judge_transfer(frame: pl.DataFrame, hyperparameter: str = "lr", base: Shape | None = None) -> list[Transfer]:
     """A verdict for every parameterization in the frame."""
-    missing = [c for c in (hyperparameter, "loss") if c not in frame.columns]
-    if missing or not {"width", "depth"} & set(frame.columns):
-        raise UserError(
-            f"the sweep lacks {', '.join(missing) or 'width and depth'}",
-            fix=f"it needs width or depth, {hyperparameter} and loss; its columns are {some(frame.columns, 12)}",
-        )
-    if hyperparameter in RESERVED:
-        raise UserError(f"{hyperparameter!r} is not a hyperparameter", fix="name the column that was swept, such as lr")
-    for column in (hyperparameter, "loss"):
-        if not frame[column].dtype.is_numeric():
-            raise UserError(
-                f"the column {column!r} does not hold numbers", fix="cast it to floats, with NaN for diverged"
-            )
-    frame = complete(frame).filter(pl.col("loss").is_not_null())
-    if frame.is_empty():
-        raise UserError("no run of the sweep has a loss", fix="add the losses, with NaN for runs that diverged")
-    frame = frame.with_columns(pl.col("rules").cast(pl.String).fill_null("none"))
-    if frame[hyperparameter].null_count():
-        raise UserError(f"some values of {hyperparameter} are not numbers", fix="write them as 0.0039 or 3.9e-3")
-    if (frame["loss"].fill_nan(1.0) <= 0).any():
-        raise UserError("some losses are not above 0: regret is a share of the loss", fix="give cross-entropies")
-    _refuse_mixtures(frame, hyperparameter)
+    frame = usable(frame, hyperparameter)
     rules = frame["rules"].unique(maintain_order=True).to_list()
-    return [_one(frame.filter(pl.col("rules") == r), r, hyperparameter, base) for r in rules]
+    families = {r: _curves(frame.filter(pl.col("rules") == r), hyperparameter) for r in rules}
+    starts = {r: _start(curves, base) for r, curves in families.items()}
+    comparisons = {
+        r: [compare(starts[r], c) for c in curves.values() if c is not starts[r]] for r, curves in families.items()
+    }
+    everything = [p for several in comparisons.values() for c in several for p in c.p_values]
+    adjusted = iter(holm(everything))
+    return [
+        _transfer(r, hyperparameter, starts[r], [_at(c, next(adjusted), next(adjusted)) for c in several], families[r])
+        for r, several in comparisons.items()
+    ]
 
 
-def _refuse_mixtures(frame: pl.DataFrame, hyperparameter: str) -> None:
-    """Two runs of one setting and seed differ in something that is not looked at. Their mean would be meaningless."""
-    key = [c for c in ("rules", "width", "depth", hyperparameter, "seed") if c in frame.columns]
-    if frame.select(key).is_duplicated().any():
-        others = [c for c in frame.columns if c not in (*key, "loss") and frame[c].n_unique() > 1]
+def _curves(frame: pl.DataFrame, hyperparameter: str) -> dict[Shape, Curve]:
+    seeds = frame["seed"].unique().sort().to_list() if "seed" in frame.columns else None
+    curves = {}
+    for key, part in sorted(frame.partition_by(["width", "depth"], as_dict=True).items()):
+        x, losses = curve(part, hyperparameter, seeds)
+        curves[Shape(*key)] = Curve(Shape(*key), x, losses, fit_bowl(x, losses))
+    return curves
+
+
+def _start(curves: dict[Shape, Curve], base: Shape | None) -> Curve:
+    start = base or min(curves, key=lambda s: (s.depth * s.width**2, s.depth))
+    if start not in curves:
         raise UserError(
-            "several runs have the same " + ", ".join(key) + (f"; {others[0]} varies too" if others else ""),
-            fix="give one run of each: filter the file first" + ("" if "seed" in key else ", or add a column seed"),
+            f"the sweep has no runs at the base {start.width} × {start.depth}", fix="name another base, or run it"
         )
+    return curves[start]
 
 
-def complete(frame: pl.DataFrame) -> pl.DataFrame:
-    """With the columns that a small sweep leaves out."""
-    absent = {"rules": "sweep", "width": 1, "depth": 1}
-    return frame.with_columns(pl.lit(value).alias(name) for name, value in absent.items() if name not in frame.columns)
+def curve(frame: pl.DataFrame, hyperparameter: str, seeds: Sequence[object] | None = None) -> tuple[Floats, Floats]:
+    """(log2 of the values tried, losses by value and seed): infinite where a run diverged, NaN where it was not done.
 
-
-def curve(frame: pl.DataFrame, hyperparameter: str) -> tuple[Floats, Floats]:
-    """(log2 of the values tried, losses by value and seed): infinite where a run diverged, NaN where it was not
-    done.
+    A column per seed in `seeds`, by default in the order of the frame's own.
     """
     for column in (hyperparameter, "loss"):
         if column not in frame.columns:
             raise UserError(f"the frame has no column {column!r}", fix=f"it has {', '.join(frame.columns)}")
     if "seed" not in frame.columns:
         frame = frame.with_columns(seed=pl.lit(0))
-    values = frame[hyperparameter].to_numpy()
-    if not (np.isfinite(values.astype(float)) & (values > 0)).all():
-        odd = next(v for v in values if not (np.isfinite(float(v)) and v > 0))
-        raise UserError(f"{hyperparameter} = {odd} has no place on a logarithmic axis", fix="leave those runs out")
-    # NaN means diverged; null means not done.
-    finite = pl.when(pl.col("loss").is_finite()).then("loss").when(pl.col("loss").is_not_null()).then(np.inf)
-    frame = frame.with_columns(loss=finite, seed=pl.col("seed").rank("dense"))  # columns 1, 2, … after the pivot
-    table = frame.pivot(on="seed", index=hyperparameter, values="loss", aggregate_function="mean").sort(hyperparameter)
-    losses = table.drop(hyperparameter).to_numpy().astype(float)
-    return np.log2(table[hyperparameter].to_numpy().astype(float)), losses
-
-
-def _one(frame: pl.DataFrame, rules: str, hyperparameter: str, base: Shape | None) -> Transfer:
-    curves = {
-        Shape(*key): curve(part, hyperparameter)
-        for key, part in sorted(frame.partition_by(["width", "depth"], as_dict=True).items())
-    }
-    start = base or min(curves, key=lambda s: (s.depth * s.width**2, s.depth))
-    if start not in curves:
+    values = frame[hyperparameter].to_numpy().astype(float)
+    good = np.isfinite(values) & (values > 0)
+    if not good.all():
         raise UserError(
-            f"the sweep has no runs at the base {start.width} × {start.depth}", fix="name another base, or run it"
+            f"{hyperparameter} = {values[~good][0]:g} has no place on a logarithmic axis", fix="leave those runs out"
         )
-    x, losses = curves[start]
-    best = minimum(x, mean_over_seeds(losses))
-    shapes = tuple(_at(shape, *curves[shape], x, losses) for shape in curves if shape != start)
-    loss_at_best = {start: best.height} | {s.shape: s.loss for s in shapes}
-    word, why = _whole(shapes, x, losses)
-    spread = bootstrap(lambda y: minimum(x, y).place, losses, DRAWS, LEAST_SEEDS)
-    deeper = _deeper(loss_at_best, start)
-    interval = _octaves(spread)
-    return Transfer(rules, hyperparameter, start, 2**best.place, interval, best.height, shapes, deeper, word, why)
+    tried, rows = np.unique(values, return_inverse=True)
+    known = frame["seed"].unique().sort() if seeds is None else pl.Series(seeds, dtype=frame["seed"].dtype)
+    columns = frame["seed"].replace_strict(known, range(len(known)), return_dtype=pl.Int64).to_numpy()
+    losses = np.full((len(tried), len(known)), np.nan)
+    ended = frame["loss"].is_not_null().to_numpy()  # NaN means diverged; null means not done
+    losses[rows[ended], columns[ended]] = frame["loss"].cast(pl.Float64).fill_nan(np.inf).to_numpy()[ended]
+    losses[losses > DIVERGED] = np.inf
+    return np.log2(tried), losses
+
+
+def compare(base: Curve, here: Curve) -> Comparison:
+    """What the base's optimum costs here."""
+    regret, diverged = None, False
+    if base.bowl is not None and here.bowl is not None:
+        regret = regret_at(base.bowl.estimate, here.x, here.losses, here.bowl)
+    if here.x[0] <= base.place <= here.x[-1]:
+        nearest = int(abs(here.x - base.place).argmin())
+        diverged = bool(np.isinf(mean_over_seeds(here.losses)[nearest]))
+    return Comparison(base, here, regret, diverged)
+
+
+def _at(c: Comparison, p_regret: float, p_drift: float) -> AtShape:
+    base, here, regret = c.base.bowl, c.here.bowl, c.regret
+    places = drifts = regrets = None
+    if base is not None and here is not None and c.base.judged and c.here.judged:
+        places, drifts = here.optimum(), drift_interval(base, here)
+        regrets = _percent(regret.interval(drift=drifts)) if regret is not None else None
+    cost = 100 * float(np.expm1(regret.value)) if regret is not None else np.inf if c.diverged else np.nan
+    loss = np.inf if here is None or regret is None else float(np.exp(here.height(here.place) + regret.value))
+    word, why = _word(c, drifts, regrets, cost, p_regret, p_drift)
+    interior, drift = here is not None and not here.edge, c.here.place - c.base.place
+    optimum, places = 2**c.here.place, _octaves(places)
+    return AtShape(c.here.shape, optimum, places, interior, drift, drifts, cost, regrets, loss, word, why)
+
+
+def _percent(interval: Interval) -> Interval:
+    return Interval(100 * float(np.expm1(interval.low)), 100 * float(np.expm1(interval.high)))
 
 
 def _octaves(spread: Interval | None) -> Interval | None:
     return None if spread is None else Interval(2**spread.low, 2**spread.high)
 
 
-def _whole(shapes: tuple[AtShape, ...], x: Floats, losses: Floats) -> tuple[Word, str]:
-    mean = mean_over_seeds(losses)
+def _word(
+    c: Comparison, drifts: Interval | None, regrets: Interval | None, cost: float, p_regret: float, p_drift: float
+) -> tuple[Word, str]:
+    """The regret first, the drift second."""
+    bowl, x, base = c.here.bowl, c.here.x, c.base.place
+    if not np.isfinite(mean_over_seeds(c.here.losses)).any():
+        return "INCONCLUSIVE", "every run diverged: add smaller values"
+    if bowl is None:
+        return "INCONCLUSIVE", "fewer than three neighbouring values ended in a finite loss: add some"
+    if not x[0] <= base <= x[-1]:
+        return "INCONCLUSIVE", f"the base's optimum {2**base:.3g} lies outside the values tried here: add it"
+    if drifts is None:
+        return "INCONCLUSIVE", "one seed says nothing about the noise: add seeds"
+    moved = f"the optimum drifts by {c.here.place - base:+.2f} octaves" + (" at least" if bowl.edge else "")
+    if p_regret <= ERROR:
+        return (
+            "FAIL",
+            "the base's optimum diverges here" if c.diverged else f"{moved} and the base's costs {cost:.2g} %",
+        )
+    if not bowl.edge and regrets is not None and regrets.high <= MOST_REGRET:
+        flat = drifts.low > MOST_DRIFT or drifts.high < -MOST_DRIFT
+        return "PASS", f"{moved}, in a bowl so flat that it costs {regrets.high:.2g} % at most" if flat else ""
+    if p_drift <= ERROR:
+        return "FAIL", moved
+    if bowl.edge:
+        side = "smaller" if bowl.origin == x[0] else "larger"
+        return "INCONCLUSIVE", f"the best value {2**bowl.origin:.3g} is the last one tried: add {side} values"
+    return "INCONCLUSIVE", "the interval exceeds the allowed range: add seeds"
+
+
+def _transfer(
+    rules: str, hyperparameter: str, base: Curve, shapes: list[AtShape], curves: dict[Shape, Curve]
+) -> Transfer:
+    interval = _octaves(base.bowl.optimum()) if base.bowl is not None and base.judged else None
+    height = float(np.exp(base.bowl.height(base.place))) if base.bowl is not None else float(np.nanmin(base.losses))
+    word, why = _whole(shapes, base)
+    ladder = [curves[s] for s in sorted(curves, key=lambda s: s.depth) if s.width == base.shape.width]
+    deeper = deeper_is(ladder, base.place)
+    return Transfer(
+        rules, hyperparameter, base.shape, 2**base.place, interval, height, tuple(shapes), deeper, word, why
+    )
+
+
+def _whole(shapes: Sequence[AtShape], base: Curve) -> tuple[Word, str]:
     if not shapes:
         return "INCONCLUSIVE", "there is one shape only: add a larger one"
-    if np.isfinite(mean).sum() < 3:
-        return "INCONCLUSIVE", "fewer than three values ended in a finite loss at the base: add some"
-    best = minimum(x, mean)
-    if not best.interior:
-        return "INCONCLUSIVE", f"the base's best value {2**best.place:.3g} is the last one tried: extend the range"
+    if base.bowl is None:
+        return "INCONCLUSIVE", "fewer than three neighbouring values ended in a finite loss at the base: add some"
+    if base.bowl.edge:
+        return "INCONCLUSIVE", f"the base's best value {2**base.place:.3g} is the last one tried: extend the range"
     words: tuple[Word, ...] = ("FAIL", "INCONCLUSIVE")
     for word in words:
         if (worst := next((s for s in shapes if s.word == word), None)) is not None:
             return word, f"{worst.shape.width} × {worst.shape.depth}: {worst.why}"
-    return "PASS", ""
+    return "PASS", "; ".join(f"{s.shape.width} × {s.shape.depth}: {s.why}" for s in shapes if s.why)
 
 
-def _at(shape: Shape, x: Floats, losses: Floats, base_x: Floats, base_losses: Floats) -> AtShape:
-    mean = mean_over_seeds(losses)
-    place, drift, regret, loss = _against(x, mean, base_x, mean_over_seeds(base_losses))
-    places, drifts, regrets = _intervals(x, losses, base_x, base_losses)
-    interior = minimum(x, mean).interior
-    word, why = _word(x, mean, interior, place - drift, drift, drifts, regret, regrets)
-    return AtShape(shape, 2**place, _octaves(places), interior, drift, drifts, regret, regrets, loss, word, why)
+def deeper_is(ladder: Sequence[Curve], place: float) -> Deeper | None:
+    """At one value: is every deeper model better than the one before it, by more than the seeds' noise?
+
+    From the differences of the seeds that both were run with. The intervals are corrected for the number of steps
+    (Bonferroni).
+    """
+    steps = list(pairwise(ladder))
+    if not steps:
+        return None
+    level = 1 - (1 - LEVEL) / len(steps)
+    changes = [mean_interval(_change(a, b, place), level) for a, b in steps]
+    if any(change is not None and change.low > 0 for change in changes):
+        return "not better"
+    return "better" if all(change is not None and change.high < 0 for change in changes) else "unclear"
 
 
-def _against(x: Floats, y: Floats, base_x: Floats, base_y: Floats) -> tuple[float, float, float, float]:
-    """(place of the optimum, its drift in octaves, regret in %, loss at the base's optimum)."""
-    base, best = minimum(base_x, base_y).place, minimum(x, y)
-    loss = max(height_at(x, y, base), best.height)
-    regret = 100 * (loss / best.height - 1) if np.isfinite(best.height) else float("nan")
-    return best.place, best.place - base, regret, loss
+def _change(shallow: Curve, deep: Curve, place: float) -> Floats:
+    """log of the loss ratio, seed by seed."""
+    heights = np.array(
+        [[_height(c.x, seed, place) for seed in c.losses.T] for c in (shallow, deep)]
+    )  # NaN: this seed was not run there
+    with np.errstate(invalid="ignore"):
+        change: Floats = np.log(heights[1]) - np.log(heights[0])
+    return np.asarray(change[np.isfinite(change)])
 
 
-def _intervals(
-    x: Floats, losses: Floats, base_x: Floats, base_losses: Floats
-) -> tuple[Interval | None, Interval | None, Interval | None]:
-    """Of the optimum's place, its drift and the regret. The base's seeds and this shape's are drawn independently."""
-    if not np.isfinite(mean_over_seeds(losses)).any():
-        return None, None, None
-
-    def statistics(y: Floats, base_y: Floats) -> tuple[float, ...]:
-        return _against(x, y, base_x, base_y)[:3]
-
-    intervals = paired_bootstrap(statistics, losses, base_losses, DRAWS, LEAST_SEEDS)
-    places, drifts, regrets = intervals or (None, None, None)
-    return places, drifts, regrets
-
-
-def _word(
-    x: Floats, y: Floats, interior: bool, base: float, drift: float, drifts: Interval | None, regret: float,
-    regrets: Interval | None,
-) -> tuple[Word, str]:  # fmt: skip
-    if not np.isfinite(y).any():
-        return "INCONCLUSIVE", "every run diverged: add smaller values"
-    if np.isfinite(y).sum() < 3:
-        return "INCONCLUSIVE", "fewer than three values ended in a finite loss: add some"
-    if not x[0] <= base <= x[-1]:
-        return "INCONCLUSIVE", f"the base's optimum {2**base:.3g} lies outside the values tried here: add it"
-    if drifts is None or regrets is None:
-        return "INCONCLUSIVE", f"fewer than {LEAST_SEEDS} seeds were run at every value: add seeds"
-    if drifts.low > MOST_DRIFT or drifts.high < -MOST_DRIFT:
-        return "FAIL", f"the optimum drifts by {drift:+.2f} octaves" + ("" if interior else " at least")
-    if regrets.low > MOST_REGRET:
-        return "FAIL", f"the base's optimum costs {regret:.2g} % here"
-    if not interior:
-        i = int(np.argmin(y))
-        side = "smaller" if i == 0 else "larger"
-        return "INCONCLUSIVE", f"the best value {2 ** float(x[i]):.3g} is the last one tried: add {side} values"
-    if max(abs(drifts.low), abs(drifts.high)) > MOST_DRIFT or regrets.high > MOST_REGRET:
-        return "INCONCLUSIVE", "the interval exceeds the allowed range: add seeds"
-    return "PASS", ""
-
-
-def _deeper(loss: dict[Shape, float], base: Shape) -> bool | None:
-    """At the base's width and the transferred value: does every step deeper lower the loss?"""
-    ladder = [loss[s] for s in sorted(loss, key=lambda s: s.depth) if s.width == base.width]
-    return None if len(ladder) < 2 else all(b < a for a, b in pairwise(ladder))
+def _height(x: Floats, losses: Floats, place: float) -> float:
+    run = ~np.isnan(losses)
+    return height_at(x[run], losses[run], place) if run.sum() > 1 else np.nan

@@ -1,5 +1,6 @@
 """`transfer`: from any sweep's losses to a verdict on whether the base's best value stays the best."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -7,17 +8,19 @@ from pathlib import Path
 import polars as pl
 
 from completep.config import Shape, as_shape
-from completep.measure.curves import Transfer, complete, find_hyperparameter, judge_transfer, read_sweep
+from completep.measure.curves import Deeper, Transfer, judge_transfer
 from completep.measure.figures import transfer_figure
+from completep.measure.sweeps import HYPERPARAMETERS, complete, find_hyperparameter, named, read_sweep
 from completep.measure.words import Word, worst
-from completep.report.document import Cell, Document, Json, Table, Verdict
+from completep.report.document import Cell, Document, Json, Table, Verdict, number
 from completep.report.result import Result
 from completep.rules.table import display_name
 from completep.stats import Interval
 
-DEEPER = {
-    True: "; deeper is better at the transferred value",
-    False: "; deeper is not better at the transferred value",
+DEEPER: Mapping[Deeper | None, str] = {
+    "better": "; deeper is better at the transferred value",
+    "not better": "; deeper is not better at the transferred value",
+    "unclear": "; whether deeper is better at the transferred value cannot be told from the noise",
     None: "",
 }
 
@@ -37,7 +40,7 @@ class TransferCheck(Result):
 
     def document(self) -> Document:
         words = tuple(
-            Verdict(t.word, display_name(t.rules) + (f" ({t.why})" if t.why else "") + DEEPER[t.deeper_is_better])
+            Verdict(t.word, display_name(t.rules) + (f" ({t.why})" if t.why else "") + DEEPER[t.deeper])
             for t in self.transfers
         )
         title = f"Does the best {self.transfers[0].hyperparameter} at the base stay the best?"
@@ -70,7 +73,11 @@ def transfer_table(transfers: Sequence[Transfer]) -> Table:
 
 
 def _with_interval(value: float, interval: Interval | None) -> str:
-    return f"{value:+.2f}" + (f" ({interval.low:+.2f} … {interval.high:+.2f})" if interval else "")
+    return _signed(value) + (f" ({_signed(interval.low)} … {_signed(interval.high)})" if interval else "")
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.2f}" if math.isfinite(value) else number(value)
 
 
 def transfer(
@@ -78,19 +85,41 @@ def transfer(
     *,
     hyperparameter: str | None = None,
     base: "Shape | tuple[int, int] | None" = None,
+    loss: str | None = None,
+    width: str | None = None,
+    depth: str | None = None,
+    seed: str | None = None,
+    rules: str | None = None,
+    lr: str | None = None,
+    std: str | None = None,
+    eps: str | None = None,
+    weight_decay: str | None = None,
 ) -> TransferCheck:
     """Is the value that was best at the base still best at the other shapes?
 
-    PASS is a drift of at most half an octave and a regret of at most half a percent, with minima inside the range
-    tried.
+    FAIL is a regret above half a percent of the loss, or, where the regret leaves it open, a drift of more than half an
+    octave. PASS is a regret below half a percent at every shape, with minima inside the range tried.
 
     Args:
         sweep: a frame, or a CSV file, with width and depth (or one of them), the hyperparameter, loss, and seed and
             rules where there are several.
         hyperparameter: the column that was swept; by default whichever of lr, std, eps, weight_decay varies.
         base: width and depth of the base; by default the smallest shape.
+        loss: what the sweep calls the loss, such as "val_loss".
+        width: what it calls the width, such as "n_embd".
+        depth: what it calls the depth, such as "n_layer".
+        seed: what it calls the seed.
+        rules: what it calls the parameterization.
+        lr: what it calls the learning rate, such as "learning_rate".
+        std: what it calls the init standard deviation.
+        eps: what it calls epsilon.
+        weight_decay: what it calls weight decay.
     """
-    frame = sweep if isinstance(sweep, pl.DataFrame) else read_sweep(Path(sweep))
-    swept = find_hyperparameter(frame, hyperparameter)
+    names = {"loss": loss, "width": width, "depth": depth, "seed": seed, "rules": rules}
+    names |= {"lr": lr, "std": std, "eps": eps, "weight_decay": weight_decay}
+    given = {role: name for role, name in names.items() if name is not None}
+    frame = named(sweep, given) if isinstance(sweep, pl.DataFrame) else read_sweep(Path(sweep), given)
+    swept = [role for role in HYPERPARAMETERS if role in given]
+    wanted = hyperparameter or (swept[0] if len(swept) == 1 else None)
     start = None if base is None else as_shape(base)
-    return TransferCheck(frame, tuple(judge_transfer(frame, swept, start)))
+    return TransferCheck(frame, tuple(judge_transfer(frame, find_hyperparameter(frame, wanted), start)))

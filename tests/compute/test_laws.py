@@ -2,6 +2,7 @@
 
 import csv
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,10 @@ from completep.compute.laws import (
     flop_savings,
     frontier,
     loss_increase,
+    savings_interval,
     shape_range,
 )
+from tests.measure.bowls import Noise, law_coverage, share
 
 RESULTS = {
     (r["label"], r["task"]): r
@@ -72,6 +75,66 @@ def test_an_interval_that_is_too_narrow_would_be_seen():
         fit = fit_power_law(F, PowerLaw(a, b).loss(F) * np.exp(0.003 * rng.standard_normal(len(F))))
         hits += abs(fit.b - b) < (fit.b_interval.high - fit.b_interval.low) / 6
     assert hits < 75
+
+
+def test_seeds_are_averaged_not_counted():
+    """What a law misses at a size is the same for every seed: five seeds of three sizes are three points."""
+    F, seeds = np.array([1e18, 1e19, 1e20]), 5
+    X = PowerLaw(1e26, 0.06).loss(F) * np.exp([0.01, -0.02, 0.01])
+    luck = np.exp(np.linspace(-0.05, 0.05, seeds))
+    means = fit_power_law(F, X)
+    runs = fit_power_law(np.repeat(F, seeds), np.outer(X, luck).ravel(), np.tile(np.arange(seeds), 3))
+    assert (runs.b, runs.freedom) == (pytest.approx(means.b), 1)
+    assert runs.b_interval.low == pytest.approx(means.b_interval.low)
+    # By hand: the residual standard deviation with one degree of freedom, times 6.314.
+    x, y = np.log(F), np.log(X)
+    rest = y - np.polyval(np.polyfit(x, y, 1), x)
+    reach = 6.314 * np.sqrt(rest @ rest / ((x - x.mean()) @ (x - x.mean())))
+    assert means.b_interval.high - means.b == pytest.approx(reach, rel=1e-3)
+    # A lucky seed that was run at one size only does not tilt the law.
+    lucky = fit_power_law([*np.repeat(F, 2), 1e20], [*np.repeat(X, 2), 0.5 * X[2]], [0, 1, 0, 1, 0, 1, 2])
+    assert lucky.b == pytest.approx(means.b)
+
+
+def test_savings_are_as_uncertain_as_the_gap_and_the_exponent():
+    F, seeds = np.logspace(18, 21, 5), 8
+    rng = np.random.default_rng(0)
+    law = fit_power_law(F, PowerLaw(1e26, 0.06).loss(F) * np.exp(0.006 * rng.standard_normal(5)))
+    loss = law.loss(F[2]) * np.exp(0.01 * rng.standard_normal(seeds))
+    reference = loss * np.exp(0.03 + 0.002 * rng.standard_normal(seeds))
+    both = savings_interval(reference, loss, F[2] * 1.01, law)
+    value = flop_savings(*(loss_increase(x, law.loss(F[2])) for x in (reference, loss)), law.b).mean()
+    assert both.low < value < both.high
+    surely = savings_interval(reference, loss, F[2] * 1.01, replace(law, b_error=0.0, freedom=1000))
+    assert both.low < surely.low < surely.high < both.high
+    # With b known: Student's interval of the gap, by hand.
+    gaps = -np.log(1 - (loss_increase(reference, law.loss(F[2] * 1.01)) - loss_increase(loss, law.loss(F[2] * 1.01))))
+    reach = 1.895 * gaps.std(ddof=1) / np.sqrt(seeds)
+    expected = [1 - np.exp(-(gaps.mean() + side * reach) / law.b) for side in (-1, 1)]
+    assert [surely.low, surely.high] == pytest.approx(expected, rel=0.01)
+    assert savings_interval(reference[:1], loss[:1], F[2], law) is None  # one seed
+    assert savings_interval(reference, loss, F[2], fit_power_law(F[:2], law.loss(F[:2]))) is None  # two sizes
+
+
+def test_a_run_that_the_law_was_fitted_to_moves_both():
+    """The weight is the derivative of b, by a finite difference."""
+    F = np.logspace(18, 21, 4)
+    X = PowerLaw(1e26, 0.06).loss(F)
+    law, step = fit_power_law(F, X), 1e-6
+    for i, flops in enumerate(F):
+        moved = X.copy()
+        moved[i] *= np.exp(-step)
+        assert law.weight(flops) == pytest.approx((fit_power_law(F, moved).b - law.b) / step, rel=1e-3)
+    assert law.weight(3e19) == 0
+
+
+def test_exponent_and_savings_cover():
+    """A small version of benchmarks/coverage.py, with a law that is not exact."""
+    rng = np.random.default_rng(2)
+    for sizes, seeds in ((3, 3), (5, 8)):
+        counts = law_coverage(sizes, seeds, Noise(), 0.002, 0.02, 400, rng)
+        for name in ("exponent", "savings"):
+            assert 0.85 < share(counts, name) < 0.95
 
 
 SHAPES = {"1.5B optimal": (3.99e20, 11.8, -19.6), "1.5B deepest": (4.10e20, 34.4, -23.7)}

@@ -10,7 +10,7 @@ import pytest
 from completep import MUP, Role, Shape, UserError, paper
 from completep.cli import main
 from completep.compute import flops
-from completep.compute.plan import changes, plan, plan_shape, replan
+from completep.compute.plan import batch_size, changes, plan, plan_shape, replan
 from completep.compute.shapes import best_ratio
 from completep.config import GPTConfig, Hyperparameters, Run, Schedule, run_from_json, to_json
 from completep.rules.table import Horizon
@@ -122,6 +122,96 @@ def test_replanning_by_completed_p(tuned):
     assert "2512.22382" in found.laws["weight decay"]
     other = replan(tuned, GPTConfig(1024, 24), law="completed", exponent=0.28, tpp=20, batch=None)
     assert other.run.hyperparameters.lr == pytest.approx(0.004 * m_S**-0.28)
+
+
+def timescale(run):
+    return 1 / (run.hyperparameters.lr * run.hyperparameters.weight_decay * run.schedule.steps)
+
+
+GIVEN = [
+    ({"lr": 0.002}, lambda run: run.hyperparameters.lr, 0.002),
+    ({"std": 0.05}, lambda run: run.hyperparameters.std, 0.05),
+    ({"rules": "mup"}, lambda run: run.rules, "mup"),
+    ({"vocabulary": 32000}, lambda run: run.model.vocabulary, 32000),
+    ({"sequence": 1024}, lambda run: run.sequence, 1024),
+    ({"head_size": 128}, lambda run: run.model.head_size, 128),
+    ({"batch": 48}, lambda run: run.batch, 48),
+    ({"tokens": "2B"}, lambda run: round(run.tokens / 2e9, 2), 1.0),
+    ({"tau": 0.2}, lambda run: round(timescale(run), 6), 0.2),
+]
+
+
+@pytest.mark.parametrize(("options", "read", "value"), GIVEN, ids=lambda v: str(v) if isinstance(v, dict) else "")
+def test_what_is_given_wins_over_the_tuned_run(tuned, options, read, value, tmp_path, capsys):
+    assert read(plan(width=1024, depth=24, tuned=tuned).run) != value  # the negative control
+    run = plan(width=1024, depth=24, tuned=tuned, **options).run
+    assert read(run) == value
+    path, target = tmp_path / "tuned.json", tmp_path / "run.json"
+    path.write_text(to_json(tuned))
+    flags = [word for name, x in options.items() for word in (f"--{name.replace('_', '-')}", str(x))]
+    assert main(["plan", "--width", "1024", "--depth", "24", "--from", str(path), *flags, "--run", str(target)]) == 0
+    assert run_from_json(target.read_text()) == run
+    assert "given" in capsys.readouterr().out
+
+
+def test_a_learning_rate_that_is_given_keeps_the_tuned_timescale(tuned):
+    h = plan(width=1024, depth=24, tuned=tuned, lr=0.002)
+    steps = h.run.schedule.steps
+    assert h.run.hyperparameters.lr * h.run.hyperparameters.weight_decay * steps == pytest.approx(0.004 * 0.1 * 1000)
+    assert {c.setting: c.why for c in h.changes}["base lr"] == "given"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"law": "completed", "lr": 0.002}, "lr=0.002 contradicts law='completed'"),
+        ({"law": "completed", "tau": 0.2}, "tau=0.2 contradicts law='completed', which sets the weight decay"),
+        ({"base": (128, 2)}, "the base 128 × 2 is not the tuned run's, 256 × 2"),
+        ({"horizon_exponent": 0.3}, "horizon_exponent=0.3 has no effect"),
+    ],
+)
+def test_what_contradicts_the_tuned_run_is_refused(tuned, options, message):
+    with pytest.raises(UserError, match=message):
+        plan(width=1024, depth=24, tuned=tuned, **options)
+
+
+def test_the_tuned_runs_own_base_is_no_contradiction(tuned):
+    assert plan(width=1024, depth=24, tuned=tuned, base=(256, 2)).run == plan(width=1024, depth=24, tuned=tuned).run
+    with pytest.raises(UserError, match="none is given"):
+        plan(width=1024, depth=24, law="completed")
+
+
+def test_only_what_was_tuned_is_called_tuned(tuned):
+    """Where every setting comes from: the paper, the caller, or the tuned run."""
+    untouched = plan(params="300M")
+    assert "tuned at the base" not in str(untouched)
+    settings = ("learning rate", "init std", "epsilon", "betas")
+    assert {untouched.laws[s] for s in settings} == {"the paper's default, not tuned on your model"}
+    given = plan(params="300M", lr=0.01, tau=0.2)
+    assert given.laws["learning rate"] == "given"
+    assert given.laws["weight decay"].endswith("given")
+    assert "not tuned" in given.laws["init std"]
+    carried = plan(params="300M", tuned=tuned)
+    assert {carried.laws[s] for s in settings} == {"transfers from the tuned run (CompleteP)"}
+    assert "the tuned run's" in carried.laws["weight decay"]
+
+
+@pytest.mark.parametrize("sequence", [128, 512, 1024, 4096, 8192])
+def test_the_batch_law_counts_tokens(sequence):
+    """The law is for sequences of 2048: other lengths get as many tokens per step, to the nearest 8 sequences."""
+    found = plan(params="300M", tokens="10B", sequence=sequence)
+    law = max(32, 0.7857 * found.flops**0.1527 - 306.8)  # sequences of 2048, as the paper prints it
+    assert abs(found.run.batch * sequence - law * 2048) <= 4 * sequence
+    assert found.run.batch % 8 == 0
+    assert f"the same tokens in sequences of {sequence}" in found.laws["batch"]
+    assert "the same tokens" not in plan(params="300M").laws["batch"]
+
+
+def test_few_sequences_are_not_rounded_up_to_eight():
+    assert batch_size(1e10, 2048) == 32
+    assert batch_size(1e10, 65536) == 1
+    assert batch_size(1e10, 16384) == 4
+    assert batch_size(1e10, 10**6) == 1
 
 
 def test_the_same_run_changes_nothing(tuned):
