@@ -1,4 +1,4 @@
-"""The multipliers that a forward pass already contains, measured: the model may apply them anywhere."""
+"""The factors that a forward pass already contains, measured: the model may apply them anywhere."""
 
 import copy
 from dataclasses import dataclass
@@ -7,10 +7,14 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from completep.anatomy.heads import Attention, Recorder
+from completep.anatomy.kinds import is_product
 from completep.anatomy.proof import randomise_, set_parameters_
 from completep.anatomy.roles import Anatomy
-from completep.anatomy.specimen import Base, guess_example, runnable
-from completep.anatomy.trace import Example, call, inputs_kept, logits_of
+from completep.anatomy.specimen import LARGEST_SPECIMEN, Base, guess_example, on_meta, reduced, runnable, size
+from completep.anatomy.trace import Example, inputs_kept, logits_of, recording, run
+
+LARGEST_CHECKED = 100_000_000  # parameters of a model that is copied and run as a whole
 
 
 @dataclass(frozen=True)
@@ -18,7 +22,9 @@ class ForwardFactors:
     """What the model multiplies by itself."""
 
     sites: dict[str, float]  # module at the end of a branch → into the stream; readout module → into the logits
-    tables: dict[str, float]  # embedding weight → into the stream
+    inside: dict[str, float]  # the part of it that the module's own forward applies, as the readout of mup does
+    tables: dict[str, float]  # weight of a table or input projection → into the stream
+    attentions: dict[str, Attention]  # by name of the module
 
 
 class Probe:
@@ -33,32 +39,81 @@ class Probe:
         return first + self.zeros if isinstance(output, Tensor) else (first + self.zeros, *rest)
 
 
+@recording()
 def measure_forward(model: nn.Module, anatomy: Anatomy, example: Example | None = None) -> ForwardFactors:
     """Run a copy of the model once. With all writers at zero, only embeddings and probes reach the stream."""
-    model = runnable(copy.deepcopy(model))
+    return _measure(runnable(copy.deepcopy(model)), anatomy, example)
+
+
+def _measure(model: nn.Module, anatomy: Anatomy, example: Example | None) -> ForwardFactors:
+    """This overwrites the weights of the model."""
     randomise_(model)
     with torch.no_grad():
         model.get_parameter(anatomy.width[0]).mul_(1e-2)  # small logits, where a soft-cap does nothing
+    inside = {n: own for n, m in model.named_modules() if isinstance(m, nn.Linear) and (own := _inside(m)) != 1.0}
+    set_parameters_(model, _open_gates(model, anatomy))
     set_parameters_(model, _zero_writers(model, anatomy))
-    ends = {b.module for b in anatomy.branches if b.module}
+    # A table may scale its rows itself, so its own gradient counts. Of an input projection, its output is taken.
+    tables = {t for t in anatomy.tables if isinstance(model.get_submodule(_site(t)), nn.Embedding)}
+    projections = {_site(t): t for t in anatomy.tables if t not in tables}
+    ends = {b.module for b in anatomy.branches if b.module} | projections.keys()
     probes = {n: Probe() for n, _ in model.named_modules() if anatomy.template(n) in ends}
     for name, probe in probes.items():
         model.get_submodule(name).register_forward_hook(probe, prepend=True)  # before a multiplier's own hook
-    normed: list[Tensor] = []
-    if anatomy.final_norm:
-        model.get_submodule(anatomy.final_norm).register_forward_hook(lambda m, args, output: normed.append(output))
-    kept_sites = {anatomy.stream_reader, anatomy.readout.module or anatomy.stream_reader}
-    with torch.enable_grad(), inputs_kept(model, *kept_sites) as kept:
-        logits = logits_of(call(model, guess_example(model) if example is None else example))
+    normed = _outputs(model, anatomy.final_norm)
+    readouts = {site.module: _outputs(model, site.module) for site in (anatomy.readout, *anatomy.heads) if site.module}
+    recorder = Recorder(model, lambda name: _may_make_queries(model, name, anatomy))
+    with recorder, inputs_kept(model, anatomy.stream_reader, *readouts) as kept:
+        logits = logits_of(run(model, guess_example(model) if example is None else example))
     stream = kept[anatomy.stream_reader]
     zeros = {name: probe.zeros for name, probe in probes.items() if probe.zeros is not None}
-    sites = _arriving(stream, zeros)
-    if anatomy.readout.module:
-        readout_input = kept[anatomy.readout.module]
-        candidates = [x for x in normed[-1:] if x.shape[:-1] == logits.shape[:-1]]  # otherwise the model pools between
-        x = candidates[0] if candidates else readout_input
-        sites[anatomy.readout.module] = _logit_factor(model.get_submodule(anatomy.readout.module), x, logits)
-    return ForwardFactors(sites, _arriving(stream, {name: model.get_parameter(name) for name in anatomy.tables}))
+    sites = {name: value * inside.get(name, 1.0) for name, value in _arriving(stream, zeros).items()}
+    sites |= _idle_experts([name for name in probes if name not in zeros], sites, anatomy)
+    embeddings = {table: sites.pop(site) for site, table in projections.items()}
+    embeddings |= _arriving(stream, {name: model.get_parameter(name) for name in tables})
+    for site, made in readouts.items():
+        x = next((x for x in normed[-1:] if x.shape == kept[site].shape), kept[site])  # or the model pools between
+        arrives = _arriving(logits, {"": made[-1]})[""] if site == anatomy.readout.module else 1.0
+        sites[site] = arrives * inside.get(site, 1.0) * _logit_factor(model.get_submodule(site), x, made[-1])
+    return ForwardFactors(sites, inside, embeddings, recorder.attentions())
+
+
+def _idle_experts(idle: list[str], sites: dict[str, float], anatomy: Anatomy) -> dict[str, float]:
+    """The factors of experts that no token was routed to: those of another expert in the same block."""
+    found: dict[str, float] = {}
+    for name in idle:
+        stack = anatomy.stack_of(name)
+        block = None if stack is None or stack.expert(name) is None else stack.pattern.match(name)
+        prefix = "" if block is None else f"{block.group(0)}."
+        same = [n for n in sites if prefix and n.startswith(prefix) and anatomy.template(n) == anatomy.template(name)]
+        if same:
+            found[name] = sites[same[0]]
+    return found
+
+
+def _site(table: str) -> str:
+    return table.rpartition(".")[0]
+
+
+def _outputs(model: nn.Module, site: str | None) -> list[Tensor]:
+    """Fills with what a module returns, after all hooks on it."""
+    outputs: list[Tensor] = []
+    if site:
+        model.get_submodule(site).register_forward_hook(lambda m, args, output: outputs.append(output))
+    return outputs
+
+
+def _may_make_queries(model: nn.Module, name: str, anatomy: Anatomy) -> bool:
+    module = model.get_submodule(name)
+    single = not any(True for _ in module.children()) and any(True for _ in module.parameters())
+    attention = isinstance(module, nn.MultiheadAttention)
+    return not attention and (single or is_product(module) or anatomy.template(name) in anatomy.norms)
+
+
+def _open_gates(model: nn.Module, anatomy: Anatomy) -> dict[str, float]:
+    """Gates that are the same number at every size: gains and biases at 1, matrices at 0."""
+    gates = {n: p for n, p in model.named_parameters() if anatomy.template(n) in anatomy.gates}
+    return {name: 0.0 if anatomy.part(name).role.trait.matrix else 1.0 for name in gates}
 
 
 def _zero_writers(model: nn.Module, anatomy: Anatomy) -> dict[str, float]:
@@ -75,11 +130,32 @@ def _arriving(stream: Tensor, sources: dict[str, Tensor]) -> dict[str, float]:
 
 
 @torch.no_grad()
-def _logit_factor(readout: nn.Module, x: Tensor, logits: Tensor) -> float:
-    """Logits relative to the plain product of the readout with the normed stream."""
+def _logit_factor(readout: nn.Module, x: Tensor, made: Tensor) -> float:
+    """What the readout made, relative to what its class makes of the normed stream."""
     bias = type(readout).forward(readout, torch.zeros_like(x))
-    product = type(readout).forward(readout, x) - bias
-    return float((logits - bias).flatten() @ product.flatten() / product.square().sum())  # least squares
+    return _multiple(made - bias, type(readout).forward(readout, x) - bias)
+
+
+@torch.no_grad()
+def _inside(linear: nn.Linear) -> float:
+    """What the class of a linear layer multiplies its product by; 1 if it does something else."""
+    forward = type(linear).forward
+    if forward is nn.Linear.forward:
+        return 1.0
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 3, linear.in_features, generator=generator, dtype=linear.weight.dtype)
+    try:
+        made = forward(linear, x) - forward(linear, torch.zeros_like(x))
+        product = nn.functional.linear(x, linear.weight)
+        factor = _multiple(made, product)
+    except Exception:  # it needs other inputs
+        return 1.0
+    return factor if (made - factor * product).norm() <= 1e-3 * made.norm() else 1.0
+
+
+def _multiple(made: Tensor, product: Tensor) -> float:
+    """By least squares."""
+    return float(made.flatten() @ product.flatten() / product.square().sum())
 
 
 class OwnFactors:
@@ -87,17 +163,61 @@ class OwnFactors:
 
     def __init__(self, model: nn.Module, base: Base, anatomy: Anatomy, example: Example | None) -> None:
         self.model, self.base, self.anatomy, self.example = model, base, anatomy, example
+        self.unchecked: list[str] = []  # what could not be measured, in words
 
     @cached_property
     def here(self) -> ForwardFactors:
+        """Of the whole model, which must not be on the meta device."""
         with torch.device("cpu"):
             return measure_forward(self.model, self.anatomy, self.example)
 
+    @property
+    def is_whole(self) -> bool:
+        """True if the model itself can be run, not only a reduced copy."""
+        return not on_meta(self.model) and size(self.model) <= LARGEST_CHECKED
+
+    @cached_property
+    def here_or_reduced(self) -> ForwardFactors | None:
+        """Of the model, or of a reduced copy if it is large or on the meta device. None if neither can be run."""
+        if self.is_whole:
+            return self.here
+        with torch.device("cpu"):
+            small = reduced(self.model, self.anatomy.stacks, self._rows(), self._buffers)
+            try:
+                if small is not None:
+                    return _measure(small, self.anatomy, self.example)
+                why = f"even one block of it has more than {LARGEST_SPECIMEN:,} parameters"
+            except Exception as error:  # the forward pass of any model may fail with fewer blocks than it expects
+                why = f"a copy with one block of each kind does not run ({type(error).__name__}: {error})"
+        self.unchecked.append(f"whether the model scales itself with its size: {why}")
+        return None
+
+    def _rows(self) -> list[str]:
+        """The parameters with a row per token, of which an example of our own needs only the first few."""
+        tables = [f"{name}.weight" for name, m in self.model.named_modules() if isinstance(m, nn.Embedding)]
+        return [] if self.example is not None else [*tables, *self.anatomy.readout_rows]
+
+    @cached_property
+    def guessed_buffers(self) -> bool:
+        """True if a factor may hide in a number that has no value on the meta device, as in Gemma 3."""
+        return any(b.is_meta and b.dim() == 0 and b.is_floating_point() for b in self.model.buffers())
+
+    @property
+    def _buffers(self) -> dict[str, Tensor]:
+        small = self.base.model is not None and size(self.base.model) <= LARGEST_SPECIMEN
+        return dict(self.base.real.named_buffers()) if small and self.base.real is not None else {}
+
     @cached_property
     def at_base(self) -> ForwardFactors | None:
-        """By template; None if the base is only a Shape."""
+        """By template; None if the base is only a Shape, or too large to run."""
+        if self.base.model is not None and size(self.base.model) > LARGEST_SPECIMEN:
+            self.unchecked.append("whether the model scales itself with its size: the base is too large to run")
+            return None
         if self.base.real is None:
             return None
         with torch.device("cpu"):
             factors = measure_forward(self.base.real, self.anatomy, self.example)
-        return ForwardFactors({self.anatomy.template(n): f for n, f in factors.sites.items()}, factors.tables)
+        template = self.anatomy.template
+        attentions = {template(n): a for n, a in factors.attentions.items()}
+        sites, inside = ({template(n): f for n, f in of.items()} for of in (factors.sites, factors.inside))
+        return ForwardFactors(sites, inside, factors.tables, attentions)

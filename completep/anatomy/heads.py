@@ -1,71 +1,214 @@
-"""Attention modules whose head size differs from the base's.
+"""The scale on q·k in every attention, measured in a forward pass.
 
 Trained queries and keys align, so q·k grows like d_head and should be divided by it. Most models divide by its root,
-some by a constant. This is the same while d_head equals the base's. Where it differs, a factor goes on the queries.
+some by a constant or by d_head itself. Names and attributes do not say which, so the scale is measured: from the
+modules that make the queries and keys, through rotary embeddings and factors of the model, to the softmax.
 """
 
-import re
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from torch import nn
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+from torch.overrides import TorchFunctionMode
 
-from completep.anatomy.roles import Anatomy
-from completep.errors import UserError
+from completep.anatomy.calls import Call
+from completep.anatomy.contractions import summed_axes
+from completep.anatomy.stream import below, op
 
 HEAD_SIZE = ("head_dim", "d_head", "head_size", "attention_head_size", "dim_head", "size_per_head", "d_k")
 HEADS = ("num_heads", "n_head", "n_heads", "num_attention_heads", "nhead", "heads", "h")
-SCALE = ("scaling", "scale", "softmax_scale", "norm_factor", "scale_attn", "inv_norm_factor")
-QUERY_NORM = re.compile(r"(^|_)(q|query)_?(norm|layernorm|ln)$|^(norm|ln)_?(q|query)$")
-QUERY = re.compile(r"^(q|query|wq|to_q|w_q|c_q)(_proj|_lin|_linear)?$")
+PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
 
 
 @dataclass(frozen=True)
 class Attention:
-    """A module that holds the projections of its heads."""
+    """What one module does with its queries and keys."""
 
-    name: str
+    name: str  # of the module whose forward computes it
     head_size: int
-    scale: float  # on q·k
-    query: str | None  # the module whose output is the queries
-
-    def query_site(self, base: "Attention") -> str:
-        """The module that takes a factor on the queries."""
-        if self.query is None:
-            sizes = f"heads of {self.head_size} where the base has {base.head_size}"
-            what = f"'{self.name}' has {sizes}, and its queries come from a fused projection"
-            raise UserError(what, fix=f"keep the head size at {base.head_size} and use more heads")
-        return self.query
+    scale: float  # on q·k, from the modules that make the queries and keys to the softmax
+    query: str | None  # the module that takes a factor on the queries
+    obstacle: str = ""  # why there is none
 
 
-def grown_heads(
-    model: nn.Module, base: nn.Module, anatomy: Anatomy, width: int, base_width: int
-) -> list[tuple[Attention, Attention]]:
-    """(attention of the model, its counterpart in the base) where the head sizes differ."""
-    at_base = {anatomy.template(a.name): a for a in _attentions(base, anatomy, base_width)}
-    pairs = [(a, at_base.get(anatomy.template(a.name), a)) for a in _attentions(model, anatomy, width)]
-    return [(here, there) for here, there in pairs if here.head_size != there.head_size]
+@dataclass(frozen=True)
+class Scores:
+    """Queries and keys as they enter their product, and the factor between that product and the softmax."""
+
+    site: str
+    q: Tensor
+    k: Tensor
+    head_size: int
+    factor: float
 
 
-def _attentions(model: nn.Module, anatomy: Anatomy, width: int) -> Iterator[Attention]:
-    for name, module in model.named_modules():
-        if not anatomy.stack_of(name) or not any(True for _ in module.children()):
+class Recorder(TorchFunctionMode):
+    """Sees every q·k that goes into a softmax, in a fused kernel or written out."""
+
+    def __init__(self, model: nn.Module, is_source: Callable[[str], bool]) -> None:
+        super().__init__()
+        self.running: list[str] = [""]  # the modules that are running, innermost last
+        self.made: dict[Node, Call] = {}  # outputs of modules that may be the queries or keys
+        self.products: list[tuple[Tensor, Tensor, Tensor, int, float]] = []  # q·k, q, k, head size, factor inside
+        self.scores: list[Scores] = []
+        self.fused = {n: m.head_dim for n, m in model.named_modules() if isinstance(m, nn.MultiheadAttention)}
+        for name, module in model.named_modules():
+            module.register_forward_pre_hook(lambda m, args, name=name: self.running.append(name))
+            module.register_forward_hook(lambda m, args, output: self._left(), prepend=True)
+            if is_source(name):
+                module.register_forward_hook(
+                    lambda m, args, output, name=name: self._made(name, m, output), prepend=True
+                )
+
+    def _left(self) -> None:
+        self.running.pop()
+
+    def _made(self, name: str, module: nn.Module, output: object) -> None:
+        """Runs before a multiplier's own hook, so the multiplier is part of the measured scale."""
+        if isinstance(output, Tensor) and output.grad_fn is not None:
+            self.made.setdefault(output.grad_fn, Call(name, module, (), {}, None, output))
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if func is F.scaled_dot_product_attention:
+            q, k = (args[i] if len(args) > i else kwargs[key] for i, key in enumerate(("query", "key")))
+            scale = kwargs.get("scale")
+            own = float(q.shape[-1]) ** -0.5 if scale is None else float(scale)
+            self.scores.append(Scores(self.running[-1], q, k, q.shape[-1], own))
+        elif name == "softmax":
+            self._softmax(args[0] if args else kwargs["input"])
+        result = func(*args, **kwargs)
+        if name in PRODUCTS:
+            self._product(name, args, kwargs, result)
+        return result
+
+    def _product(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: object) -> None:
+        tensors = [a for a in args if isinstance(a, Tensor)]
+        q, k = tensors[-2:] if len(tensors) > 1 else (None, None)
+        if not isinstance(result, Tensor) or q is None or k is None or q.grad_fn is None or k.grad_fn is None:
+            return  # a product with a parameter
+        axes = summed_axes(args[0])[0] if name == "einsum" and isinstance(args[0], str) else (q.dim() - 1,)
+        size = math.prod(q.shape[axis] for axis in axes)
+        self.products.append((result, q, k, size, float(kwargs.get("alpha", 1.0))))
+
+    def _softmax(self, x: object) -> None:
+        """The last product of the same size is q·k. Its gradient shows the factor, whatever stands between."""
+        if not isinstance(x, Tensor) or x.grad_fn is None:
+            return
+        for result, q, k, size, inside in reversed(self.products):
+            if result.numel() != x.numel():
+                continue
+            (grad,) = torch.autograd.grad(x.sum(), [result], retain_graph=True, allow_unused=True)
+            if grad is not None:
+                self.scores.append(Scores(self.running[-1], q, k, size, inside * grad.abs().max().item()))
+                return
+
+    def attentions(self) -> dict[str, Attention]:
+        """By name of the module, and of the queries' module if there are several. Call it before parameters change."""
+        by_source: dict[tuple[str, frozenset[Node]], list[Scores]] = {}
+        for scores in self.scores:
+            sources, _ = _sources(scores.q.grad_fn, self.made)
+            by_source.setdefault((scores.site, frozenset(sources)), []).append(scores)
+        found: dict[str, Attention] = {}
+        for (site, _), several in by_source.items():
+            attention = self._attention(site, several)
+            if not attention.scale > 0:  # what was taken for q·k does not reach the softmax
+                continue
+            query = (attention.query or "").removeprefix(f"{site}.")
+            found[site if site not in found else f"{site} with {query}"] = attention
+        for site, size in self.fused.items():  # torch's own, whose kernel hides its product
+            found[site] = Attention(site, size, float(size) ** -0.5, None, "its queries come from a fused projection")
+        return found
+
+    def _attention(self, site: str, scores: Sequence[Scores]) -> Attention:
+        first = scores[0]
+        query, key = _follow([s.q for s in scores], self.made), _follow([first.k], self.made)
+        scale = first.factor * query.factor * key.factor
+        shared = f"its queries and keys are both the output of '{query.site}'" if query.site == key.site else ""
+        obstacle = query.obstacle or shared
+        return Attention(site, first.head_size, scale, None if obstacle else query.site, obstacle)
+
+
+@dataclass(frozen=True)
+class Path:
+    """From the module that makes queries or keys to their product."""
+
+    site: str | None
+    factor: float
+    obstacle: str
+
+
+def _follow(tensors: Sequence[Tensor], made: Mapping[Node, Call]) -> Path:
+    """Rotary embeddings keep the norm of a vector, so the ratio of sizes is the model's own factor.
+
+    Behind a norm without gains, the size itself is the factor: 1 for an RMS norm, d_head^-1/2 for unit vectors.
+    """
+    nodes, bare = _sources(tensors[0].grad_fn, made)
+    if bare:
+        return Path(None, 1.0, "its queries are multiplied by a parameter of their own")
+    if not nodes:
+        return Path(None, 1.0, "its queries are not the output of a module")
+    call = made[nodes[0]]
+    if len(nodes) > 1:
+        return Path(call.site, 1.0, f"its queries come from several modules, of which '{call.site}' is one")
+    weights = [torch.randn(t.shape, generator=torch.Generator().manual_seed(0)) for t in tensors]
+    total = torch.stack([(t * w).sum() for t, w in zip(tensors, weights, strict=True)]).sum()
+    (grad,) = torch.autograd.grad(total, [call.made], retain_graph=True)
+    part = grad != 0  # a fused projection makes the keys and values as well
+    factor = _rms(tensors[0]) / max(_rms(call.made[part]), 1e-30)
+    degree = float(
+        ((call.made * grad).sum() / total).detach()
+    )  # Euler: 1 if linear in the module's output, 0 if normalised
+    if not abs(degree - 1) < 1e-2:
+        normalised = f"its queries are normalised after '{call.site}', which takes any factor away"
+        return Path(call.site, _rms(tensors[0]), normalised)
+    if not part.all():
+        return Path(call.site, factor, f"its queries come from a fused projection ('{call.site}')")
+    bare_norm = not any(True for _ in call.module.parameters())
+    return Path(call.site, _rms(tensors[0]) if bare_norm else factor, "")
+
+
+def _sources(root: Node | None, made: Mapping[Node, Call]) -> tuple[list[Node], bool]:
+    """(the nodes of the nearest modules below, whether a bare parameter is among them)"""
+    nodes: list[Node] = []
+    todo = [] if root is None else [root]
+    seen, bare = set(todo), False
+    while todo:
+        node = todo.pop()
+        bare = bare or op(node) == "AccumulateGrad"
+        if node in made:
+            nodes.append(node)
             continue
-        size, heads = _attribute(module, HEAD_SIZE, int), _attribute(module, HEADS, int)
-        if size is None and heads is not None and width % int(heads) == 0:
-            size = width // int(heads)
+        new = [child for child in below(node) if child not in seen]
+        seen.update(new)
+        todo += new
+    return nodes, bare
+
+
+def _rms(x: Tensor) -> float:
+    return float(x.detach().square().mean().sqrt())
+
+
+def named_heads(model: nn.Module, width: int, in_block: Callable[[str], bool]) -> Iterator[tuple[str, int]]:
+    """(module, head size) as the attributes of a model say. Only for what a forward pass does not show."""
+    for name, module in model.named_modules():
+        if not in_block(name) or not any(True for _ in module.children()):
+            continue
+        size, heads = _attribute(module, HEAD_SIZE), _attribute(module, HEADS)
+        if size is None and heads is not None and width % heads == 0:
+            size = width // heads
         if size is not None:
-            scale = _attribute(module, SCALE, float) or float(size) ** -0.5
-            yield Attention(name, int(size), float(scale), _query(name, module))
+            yield name, size
 
 
-def _query(name: str, module: nn.Module) -> str | None:
-    """The queries' projection, or their norm if there is one: it would cancel a factor before it."""
-    children = [child for child, _ in module.named_children()]
-    matching = (child for pattern in (QUERY_NORM, QUERY) for child in children if pattern.search(child))
-    return next((f"{name}.{child}" for child in matching), None)
-
-
-def _attribute(module: nn.Module, names: tuple[str, ...], kind: type[int] | type[float]) -> int | float | None:
+def _attribute(module: nn.Module, names: tuple[str, ...]) -> int | None:
     values = (getattr(module, name, None) for name in names)
-    return next((v for v in values if isinstance(v, kind) and not isinstance(v, bool) and v > 0), None)
+    return next((v for v in values if isinstance(v, int) and not isinstance(v, bool) and v > 0), None)

@@ -1,21 +1,37 @@
 """The proof on numbers: a block writes to the stream with its writers only, and linearly.
 
 With every writer at zero, each block must be the identity on the residual stream. So the stream must be the same before
-every block and after the last one. With the writers of one branch restored, the stream must change, and twice as much
-when they are doubled. Then scaling the writers scales the branches and nothing else, as the rules require.
+every block and after the last one, in evaluation mode and in training mode. With the writers of one branch restored,
+the stream must change, and twice as much when they are doubled. Then scaling the writers scales the branches and
+nothing else, as the rules require.
+
+Comparisons are written so that NaN fails them. Numbers that are not finite are an error of their own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from completep.anatomy.blocks import is_expert
+from completep.anatomy.calls import Call
+from completep.anatomy.modes import training_without_dropout
 from completep.anatomy.roles import Dissection, Part
+from completep.anatomy.stream import Leaf, used_parameters
 from completep.anatomy.trace import Example, Trace, input_of, trace
 from completep.errors import UserError, some
 
 Parts = Mapping[str, Part]
 TOLERANCE = 1e-4  # float32 rounding in a small model; a real leak is of order one
+
+
+@dataclass(frozen=True)
+class Proven:
+    """What the proof measures on its way."""
+
+    scales: dict[str, float]  # the constant by which the model multiplies each embedding before the stream
+    unchecked: tuple[str, ...]  # what it could not look at
 
 
 def randomise_(model: nn.Module, seed: int = 0) -> None:
@@ -37,50 +53,84 @@ def set_parameters_(model: nn.Module, values: Mapping[str, Tensor | float]) -> N
         parameter.copy_(value) if isinstance(value, Tensor) else parameter.fill_(value)
 
 
-def prove(d: Dissection, parts: Parts, example: Example) -> dict[str, float]:
-    """Check the roles. Returns the constant by which the model multiplies each embedding before the stream."""
-    _check_readout(d)
+def prove(d: Dissection, parts: Parts, heads: Sequence[Call], example: Example) -> Proven:
+    """Check the roles. `heads` are further readouts."""
+    _refuse_nonfinite(d, d.trace, "with random parameters")
+    _check_readouts([*([d.trace.made_by[d.readout.node]] if d.readout.site else []), *heads])
     values = {name: d.trace.model.get_parameter(name).detach().clone() for name in d.writer_names}
     set_parameters_(d.trace.model, {name: -parts[name].offset for name in values})
     t = trace(d.trace.model, example)
     _check_stream(d, t)
-    scales = _embedding_scales(d, t)  # first, since the next line changes parameters that this graph needs
+    scales = _embedding_scales(d, t)  # first, since the next lines change parameters that this graph needs
+    unchecked = _check_training_mode(d, example)
     _check_branches(d, parts, values, example, t.inputs[d.stream_reader].detach())
-    return scales
+    return Proven(scales, unchecked)
 
 
-def _check_readout(d: Dissection) -> None:
+def _check_readouts(calls: Sequence[Call]) -> None:
     """Logits must be linear in the readout's input; otherwise a multiplier there means something else."""
-    if d.readout.site is None:
+    for call in calls:
+        assert call.given is not None
+        x = call.given.detach()
+        with torch.no_grad():
+            zero, one, two = (call.again(k * x) for k in (0.0, 1.0, 2.0))
+        if not relative((two - zero) - 2 * (one - zero), one) <= TOLERANCE:
+            what = f"the readout '{call.site}' is not linear in its input"
+            raise UserError(what, fix="let forward end in an nn.Linear")
+
+
+def _refuse_nonfinite(d: Dissection, t: Trace, when: str) -> None:
+    """NaN and inf prove nothing. The first module that returns them is named."""
+    stream = [t.inputs[n] for n in (*d.readers, d.stream_reader)] + [t.outputs[n] for n in d.carriers]
+    if all(tensor.isfinite().all() for tensor in (*stream, t.logits)):
         return
-    module, x = d.trace.module(d.readout.site), d.trace.inputs[d.readout.site].detach()
-    with torch.no_grad():
-        zero, one, two = (module(k * x) for k in (0.0, 1.0, 2.0))
-    if relative((two - zero) - 2 * (one - zero), one) > TOLERANCE:
-        what = f"the readout '{d.readout.site}' is not linear in its input"
-        raise UserError(what, fix="let forward end in an nn.Linear")
+    name = next((n for n, tensor in t.outputs.items() if not tensor.isfinite().all()), None)
+    source = "the logits" if name is None else f"the output of '{name}' ({type(t.module(name)).__name__})"
+    what = f"{when}, {source} is not finite, so nothing can be proven"
+    raise UserError(what, fix="let it return finite numbers, also for an input of zeros: a norm needs an eps")
 
 
-def _check_stream(d: Dissection, t: Trace) -> None:
+def _check_stream(d: Dissection, t: Trace, mode: str = "") -> None:
     """Every module that reads or returns the stream must see the same stream. A bare branch returns nothing."""
+    _refuse_nonfinite(d, t, f"with all writers at zero{mode}")
     first = t.inputs[d.readers[0]]
 
     def difference(x: Tensor) -> float:  # a pooled stream has a different size and cannot be compared
         return relative(x.reshape(first.shape) - first, first) if x.numel() == first.numel() else 0.0
 
     for name in d.readers:
-        if (size := difference(t.inputs[name])) > TOLERANCE:
-            raise _leak(f"the stream before '{name}' is not what it was before '{d.readers[0]}'", size, d)
+        if not (size := difference(t.inputs[name])) <= TOLERANCE:
+            raise _leak(f"the stream before '{name}' is not what it was before '{d.readers[0]}'", size, d, mode)
     for name in d.carriers:
-        if (size := difference(t.outputs[name])) > TOLERANCE and relative(t.outputs[name], first) > TOLERANCE:
-            raise _leak(f"'{name}' still changes the residual stream", size, d)
-    if (size := difference(t.inputs[d.stream_reader])) > TOLERANCE:
-        raise _leak("the stream after the last block is not what it was before the first", size, d)
+        if not (size := difference(t.outputs[name])) <= TOLERANCE and not relative(t.outputs[name], first) <= TOLERANCE:
+            raise _leak(f"'{name}' still changes the residual stream", size, d, mode)
+    if not (size := difference(t.inputs[d.stream_reader])) <= TOLERANCE:
+        raise _leak("the stream after the last block is not what it was before the first", size, d, mode)
 
 
-def _leak(what: str, size: float, d: Dissection) -> UserError:
+def _check_training_mode(d: Dissection, example: Example) -> tuple[str, ...]:
+    """A branch that runs only in training mode would have no multiplier."""
+    try:
+        with training_without_dropout(d.trace.model):
+            t = trace(d.trace.model, example)
+    except UserError as error:
+        return (f"training mode, in which the model cannot be run on the example: {error.what}",)
+    used = used_parameters(t) - used_parameters(d.trace)
+    if more := sorted(name for name in used if not is_expert(name, d.stacks)):  # routing may choose other experts
+        what = f"{some(more)} act on the logits in training mode only, so the proof cannot check them"
+        raise UserError(what, fix="let forward do the same in both modes, except for dropout")
+    missing = [n for n in (*d.readers, d.stream_reader) if n not in t.inputs] + [
+        n for n in d.carriers if n not in t.outputs
+    ]
+    if missing:
+        return (f"training mode, in which {some(missing)} did not run",)
+    _check_stream(d, t, " in training mode")
+    return ()
+
+
+def _leak(what: str, size: float, d: Dissection, mode: str) -> UserError:
     writers = some(sorted({d.template(n) for n in d.writer_names}), 4)
-    leak = f"with all writers ({writers}) at zero, {what}: the relative difference is {size:.2g}"
+    leak = f"with all writers ({writers}) at zero{mode}, {what}: the relative difference is {size:.2g}"
     return UserError(leak, fix="name all writers: writers=[…]; a block must be x + f(x), and not scale or normalise x")
 
 
@@ -94,35 +144,63 @@ def _check_branches(d: Dissection, parts: Parts, values: Mapping[str, Tensor], e
         if kind in checked:  # its counterpart in another block runs the same code
             continue
         checked.add(kind)
+        own = _with_other_experts(leaf, d)
         added = []
         for k in (1.0, 2.0):
-            set_parameters_(model, {n: k * (values[n] + parts[n].offset) - parts[n].offset for n in leaf.parameters})
+            set_parameters_(model, {n: k * (values[n] + parts[n].offset) - parts[n].offset for n in own})
             added.append(input_of(model, d.stream_reader, example)[0] - rest)
-        set_parameters_(model, {n: -parts[n].offset for n in leaf.parameters})
+        set_parameters_(model, {n: -parts[n].offset for n in own})
         once, twice = added
         writers = ", ".join(leaf.parameters)
-        if relative(once, rest) <= TOLERANCE:
+        if not relative(once, rest) > TOLERANCE:
             what = f"{writers}: named as a writer, but adds nothing to the stream without the others"
             raise UserError(what, fix="name only the parameters of the last operation of each branch")
-        if relative(twice - 2 * once, once) > 10 * TOLERANCE:
+        if not relative(twice - 2 * once, once) <= 10 * TOLERANCE:
             what = f"a branch is not linear in {writers}: doubling them does not double what it adds to the stream"
             fix = "end the branch in a plain linear layer or norm that is used once, with nothing after it"
             raise UserError(what, fix=fix)
 
 
+def _with_other_experts(leaf: Leaf, d: Dissection) -> list[str]:
+    """The parameters of a writer. The experts of a list are one branch: routing chooses which of them run."""
+    if not any(is_expert(name, d.stacks) for name in leaf.parameters):
+        return list(leaf.parameters)
+    kind = {d.template(name) for name in leaf.parameters}
+    block = next(s.pattern.match(name) for name in leaf.parameters for s in d.stacks if s.expert(name) is not None)
+    assert block is not None
+    return [name for name in d.writer_names if d.template(name) in kind and name.startswith(f"{block.group(0)}.")]
+
+
 def _embedding_scales(d: Dissection, t: Trace) -> dict[str, float]:
-    tables = [e.parameters[0] for e in d.entries if e.site and isinstance(t.module(e.site), nn.Embedding)]
-    if not tables or d.entry_norms:
-        return dict.fromkeys(tables, 1.0)
+    """By weight: the factor from a table or input projection into the stream."""
+    entries = [e for e in d.entries if e.site and e.parameters]
+    if not entries or d.entry_norms:  # a norm after the embedding hides its scale
+        return {}
     stream = t.inputs[d.stream_reader]
+    sources = [_source(e, t) for e in entries]
     try:
-        grads = torch.autograd.grad(stream.sum(), [t.model.get_parameter(n) for n in tables])
+        grads = torch.autograd.grad(stream.sum(), sources)
     except RuntimeError as error:
         what = f"the backward pass fails on this model: {error}"
         fix = "make the model trainable first (a common cause is an in-place `x += f(x)` on the stream)"
         raise UserError(what, fix=fix) from error
-    return {name: grad.sum().item() / stream.numel() for name, grad in zip(tables, grads, strict=True)}
+    shares = [_share(t.outputs[e.site or ""], stream) for e in entries]
+    return {e.parameters[0]: g.sum().item() / n for e, g, n in zip(entries, grads, shares, strict=True)}
+
+
+def _share(made: Tensor, stream: Tensor) -> int:
+    """How many numbers of the stream come from an entry: all, or its own if tokens of another kind stand beside it."""
+    beside = made.dim() > 2 and made.shape[0] == stream.shape[0] and made.numel() < stream.numel()
+    return made.numel() if beside else stream.numel()
+
+
+def _source(entry: Leaf, t: Trace) -> Tensor:
+    """The stream is linear in the rows of a table and in the output of an input projection."""
+    assert entry.site is not None
+    table = isinstance(t.module(entry.site), nn.Embedding)
+    return t.model.get_parameter(entry.parameters[0]) if table else t.outputs[entry.site]
 
 
 def relative(difference: Tensor, reference: Tensor) -> float:
+    """The size of a difference. It is NaN if one of the numbers is not finite."""
     return float(difference.detach().norm() / reference.detach().norm().clamp_min(1e-30))

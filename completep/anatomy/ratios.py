@@ -1,9 +1,13 @@
-"""How much larger each parameter is than in the base: m_N of its fan-in, m_out of its fan-out, m_L of its stack."""
+"""How much larger each parameter is than in the base: m_N of its fan-in, m_out of its fan-out, m_L of its stack.
+
+m_L is the ratio of the numbers of residual branches, as the paper's 2L is, where the base is a model.
+"""
 
 import math
 
 from torch import nn
 
+from completep.anatomy.blocks import Stack
 from completep.anatomy.names import named_parameters
 from completep.anatomy.roles import Anatomy
 from completep.config import Shape
@@ -36,9 +40,12 @@ class Ratios:
             base_depths = {s.stem: s.depth(base) for s in anatomy.stacks}
             self.base = Shape(base[name][axis], sum(base_depths.values()))
             self.base_shapes = _by_template(base, anatomy)
+            self.base_names = list(base)
         self.anatomy, self.shapes = anatomy, shapes
         self.target = Shape(shapes[name][axis], sum(depths.values()))
         self.depth = {stem: depths[stem] / base_depths[stem] for stem in depths}
+        if not isinstance(base, Shape):
+            self.depth = {s.stem: _branches(anatomy, s, shapes) / _branches(anatomy, s, base) for s in anatomy.stacks}
         self.m_N = self.target.width / self.base.width
         self.m_L = self.target.depth / self.base.depth
 
@@ -46,6 +53,17 @@ class Ratios:
         """(m_N, m_out, m_L) of one parameter."""
         stack = self.anatomy.stack_of(name)
         return *self._fans(name), self.depth[stack.stem] if stack else self.m_L
+
+    def along(self, template: str, dimension: int) -> float:
+        """The ratio of one dimension of a parameter, by which a further axis is known."""
+        name = next((n for n in self.shapes if self.anatomy.template(n) == template), None)
+        if name is None or self.base_shapes is None:
+            what = f"the rules need the size of '{template}', "
+            what += "which this model does not have" if name is None else "and the base is only a Shape"
+            raise UserError(
+                what, fix="pass base as a factory, and a model of the family that the rules were measured on"
+            )
+        return self.shapes[name][dimension] / self.base_shapes[template][dimension]
 
     def base_shape(self, name: str) -> Dimensions | None:
         return None if self.base_shapes is None else self.base_shapes[self.anatomy.template(name)]
@@ -59,12 +77,23 @@ class Ratios:
             return self.m_N, self.m_N
         if fan == "readout":
             return product(shape, part.fan_in) / product(base, part.fan_in), 1.0
+        growth = math.prod(shape) / math.prod(base) * self._experts(name)
         if part.fan_in:
             m_N = product(shape, part.fan_in) / product(base, part.fan_in)
-            return m_N, math.prod(shape) / math.prod(base) / m_N
+            return m_N, growth / m_N
         if fan == "matrix":
             return (m_N := self._bare(name, base)), m_N
-        return self.m_N, math.prod(shape) / math.prod(base)
+        if sum(n != b for n, b in zip(shape, base, strict=True)) > 1:
+            what = f"'{name}' acts entry by entry, but two of its axes grow, from {base} to {shape}: it may be a matrix"
+            raise UserError(what, fix="use an nn.Linear for it, or derive its rule: completep derive")
+        return self.m_N, growth
+
+    def _experts(self, name: str) -> float:
+        """The ratio of the numbers of experts, for a parameter of one expert in a list: all of them are one fan-out."""
+        stack = self.anatomy.stack_of(name)
+        if stack is None or stack.expert(name) is None:
+            return 1.0
+        return stack.experts(self.shapes) / stack.experts(self.base_names)
 
     def _bare(self, name: str, base: Dimensions) -> float:
         """A bare parameter does not show its fan-in axis. That does not matter if all axes that grow have one ratio."""
@@ -73,6 +102,19 @@ class Ratios:
             growth = f"'{name}' is a bare parameter that grows from {base} to {self.shapes[name]}"
             raise UserError(f"{growth}: completep cannot tell which axis is its fan-in", fix="use an nn.Linear for it")
         return grown[0] if grown else 1.0
+
+
+def _branches(anatomy: Anatomy, stack: Stack, shapes: Shapes) -> int:
+    """How many branches the blocks of a stack add to the stream, by the parameters that end them.
+
+    The paper's depth of 2L counts branches. In a stack of equal blocks this makes no difference.
+    """
+    ends = {p: branch for branch in anatomy.branches for p in branch.parameters}
+    found = set()
+    for name in shapes:
+        if (match := stack.pattern.match(name)) and (end := ends.get(anatomy.template(name))) is not None:
+            found.add((match.group(1), end))
+    return max(len(found), 1)
 
 
 def _by_template(shapes: Shapes, anatomy: Anatomy) -> Shapes:

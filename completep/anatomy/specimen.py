@@ -1,16 +1,19 @@
 """Which model is examined and on which inputs: yours, the base, or a small model that you pass."""
 
 import copy
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
+from completep.anatomy.blocks import Stack
 from completep.config import Shape
 from completep.errors import UserError
 
 LARGEST_SPECIMEN = 300_000_000  # parameters; 1.2 GB in float32
+ROWS = 64  # of the tables in a reduced copy
 
 Factory = Callable[[], nn.Module]
 
@@ -56,6 +59,7 @@ class Base:
             raise UserError(what, fix="base=lambda: MyModel(width=256, depth=2), or base=Shape(256, 2)")
         self.shape = base if isinstance(base, Shape) else None
         self.factory = None if isinstance(base, Shape) else base
+        self.versions: dict[str, int] | None = None  # of a real base's parameters: changes in place by its constructor
 
     @cached_property
     def model(self) -> nn.Module | None:
@@ -70,7 +74,11 @@ class Base:
     @cached_property
     def real(self) -> nn.Module | None:
         """The base with real numbers, ready to run; None for a Shape."""
-        return None if self.factory is None else runnable(build(self.factory, "cpu"))
+        if self.factory is None:
+            return None
+        model = build(self.factory, "cpu")
+        self.versions = {name: p._version for name, p in model.named_parameters() if not p.is_inference()}
+        return runnable(model)
 
 
 def choose_specimen(model: nn.Module, base: Base, given: Factory | nn.Module | None) -> nn.Module:
@@ -101,6 +109,67 @@ def _build_small(factory: Factory) -> nn.Module:
         what = f"the model to examine has {parameters:,} parameters, more than {LARGEST_SPECIMEN:,}"
         raise UserError(what, fix="pass base as a factory for a small base model, or a smaller specimen")
     return build(factory, "cpu")
+
+
+def reduced(
+    model: nn.Module, stacks: Sequence[Stack], rows: Collection[str], buffers: Mapping[str, Tensor]
+) -> nn.Module | None:
+    """A copy that runs on the CPU: one block of each kind, and the first of these rows. Nothing else is smaller.
+
+    The model may be on the meta device: parameters of the copy hold no values yet, and buffers without values take
+    those of `buffers`, by name. None if even this copy is too large.
+    """
+    repeated = _repeated(model, stacks)
+    dropped = {id(module): nn.Identity() for name, module in model.named_modules() if name in repeated}
+    cut = {id(p) for name, p in model.named_parameters(remove_duplicate=False) if name in rows}
+    memo: dict[int, object] = dict(dropped)
+    total = 0
+    for module in _outside(model, dropped):
+        for p in module._parameters.values():
+            if p is not None and id(p) not in memo:
+                shape = (min(p.shape[0], ROWS), *p.shape[1:]) if id(p) in cut else p.shape
+                total += math.prod(shape)
+                memo[id(p)] = nn.Parameter(torch.empty(shape, device="meta"))
+    if total > LARGEST_SPECIMEN:
+        return None
+    memo |= {key: nn.Parameter(torch.empty_like(p, device="cpu")) for key, p in memo.items() if isinstance(p, Tensor)}
+    memo |= {id(b): _real_buffer(b, buffers.get(name)) for name, b in model.named_buffers() if b.is_meta}
+    copied = copy.deepcopy(model, memo)
+    gone = {id(identity) for identity in dropped.values()}
+    for module in copied.modules():
+        children = module._modules
+        kept = {name: child for name, child in children.items() if id(child) not in gone}
+        counted = all(name.isdecimal() for name in children)
+        module._modules = {str(i): child for i, child in enumerate(kept.values())} if counted else kept
+        if isinstance(module, nn.Embedding):
+            module.num_embeddings = module.weight.shape[0]
+    return runnable(copied)
+
+
+def _repeated(model: nn.Module, stacks: Sequence[Stack]) -> set[str]:
+    """All blocks except the first of each kind: blocks of one kind have the same parameter names."""
+    kinds: set[tuple[str, ...]] = set()
+    repeated = set()
+    for name, module in model.named_modules():
+        for stack in stacks:
+            if stack.pattern.fullmatch(name):
+                kind = (stack.stem, *(n for n, _ in module.named_parameters()))
+                repeated |= {name} if kind in kinds else set()
+                kinds.add(kind)
+    return repeated
+
+
+def _outside(module: nn.Module, dropped: Collection[int]) -> Iterator[nn.Module]:
+    yield module
+    for child in module.children():
+        if id(child) not in dropped:
+            yield from _outside(child, dropped)
+
+
+def _real_buffer(buffer: Tensor, known: Tensor | None) -> Tensor:
+    if known is not None and known.shape == buffer.shape:
+        return known.detach().clone()
+    return torch.ones(buffer.shape, dtype=buffer.dtype, device="cpu")
 
 
 def guess_example(model: nn.Module) -> Tensor:

@@ -1,6 +1,6 @@
 """One forward pass, recorded: which module made which node of the autograd graph, and from which input."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -8,7 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from completep.anatomy.kinds import is_known
+from completep.anatomy.calls import Call
+from completep.anatomy.contractions import Contractions
+from completep.anatomy.kinds import is_product
+from completep.anatomy.norms import normalises
 from completep.errors import UserError
 
 Example = (
@@ -22,23 +25,23 @@ class Trace:
 
     model: nn.Module
     logits: Tensor
-    made_by: dict[Node, str]  # grad_fn of an output → the linear layer, norm or table that returned it
-    inputs: dict[str, Tensor]  # the first tensor that each module was given
+    made_by: dict[Node, Call]  # grad_fn of an output → the call of the linear layer, norm or table that returned it
+    norms: frozenset[str]  # modules that normalise their input
+    inputs: dict[str, Tensor]  # the first tensor that each module was given, in its last call
     outputs: dict[str, Tensor]  # the first tensor that each module returned
     modules: dict[Node, str]  # like made_by, for all modules; the innermost if several return the same tensor
     nodes: dict[str, Node]  # module → grad_fn of its output
     parameters: dict[int, str]  # id → name
+    summed: dict[str, tuple[int, ...]]  # parameter → the axes that its products sum over, if they could be seen
+    experts: dict[str, int]  # parameter that stacks a matrix per expert → the axis that counts them
 
     def module(self, name: str) -> nn.Module:
         return self.model.get_submodule(name)
 
-    def node_before(self, name: str) -> Node:
-        """The node that made the input of a module."""
-        node = self.inputs[name].grad_fn
-        if node is None:
-            what = f"the input of '{name}' depends on no parameter"
-            raise UserError(what, fix="use a model that embeds its inputs first")
-        return node
+    def site_of(self, node: Node) -> str | None:
+        """The linear layer, norm or table that returned this node's tensor."""
+        call = self.made_by.get(node)
+        return None if call is None else call.site
 
 
 def first_tensor(value: object) -> Tensor | None:
@@ -62,6 +65,8 @@ def find_logits(output: object) -> Tensor | None:
     logits = getattr(output, "logits", None)
     if logits is None and isinstance(output, Mapping):
         logits = output.get("logits")
+    if logits is None and isinstance(output, tuple):  # a loss may come first
+        output = tuple(part for part in output if not (isinstance(part, Tensor) and part.dim() == 0)) or output
     return first_tensor(output) if logits is None else logits
 
 
@@ -69,9 +74,16 @@ def logits_of(output: object) -> Tensor:
     logits = find_logits(output)
     if logits is None or logits.grad_fn is None:
         what = f"the model's forward returned {type(output).__name__} with no logits that depend on its parameters"
-        fix = "pass example=<inputs> for which forward returns logits: as a tensor, as first in a tuple, or as .logits"
+        fix = "pass example=<inputs> for which forward returns logits: as a tensor, in a tuple, or as .logits"
         raise UserError(what, fix=fix)
     return logits
+
+
+@contextmanager
+def recording() -> Iterator[None]:
+    """Records gradients, also if you are inside torch.no_grad() or torch.inference_mode()."""
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
 
 
 def call(model: nn.Module, example: Example) -> object:
@@ -110,47 +122,63 @@ def input_of(model: nn.Module, site: str, example: Example) -> tuple[Tensor, obj
 
 
 def trace(model: nn.Module, example: Example) -> Trace:
+    """Run the model once and record what its modules did."""
     names = {id(module): name for name, module in model.named_modules()}
-    calls = dict.fromkeys(names.values(), 0)
-    made_by: dict[Node, str] = {}
-    inputs: dict[str, Tensor] = {}
-    outputs: dict[str, Tensor] = {}
+    counts = dict.fromkeys(names.values(), 0)
+    calls: list[tuple[Node, Call]] = []
     modules: dict[Node, str] = {}
-    nodes: dict[str, Node] = {}
 
-    def record(module: nn.Module, args: object, kwargs: object, output: object) -> None:
-        name, tensor = names[id(module)], first_tensor(output)
-        calls[name] += 1
-        if tensor is None or tensor.grad_fn is None:
+    def record(module: nn.Module, args: Sequence[object], kwargs: Mapping[str, object], output: object) -> None:
+        name, made = names[id(module)], first_tensor(output)
+        counts[name] += 1
+        if made is None or made.grad_fn is None:
             return
-        nodes[name] = tensor.grad_fn  # read it now: an in-place operation would change it later
-        modules.setdefault(tensor.grad_fn, name)
-        outputs[name] = tensor
-        if (given := given_tensor(args, kwargs)) is not None:
-            inputs[name] = given
-        if is_known(module):
-            made_by.setdefault(tensor.grad_fn, name)
+        modules.setdefault(made.grad_fn, name)  # read it now: an in-place operation would change it later
+        calls.append((made.grad_fn, Call(name, module, args, kwargs, given_tensor(args, kwargs), made)))
 
     handles = [m.register_forward_hook(record, with_kwargs=True) for m in model.modules()]
+    contractions = Contractions()
     try:
-        with torch.enable_grad():
-            output = call(model, example)
+        with contractions:
+            output = run(model, example)
+    finally:
+        for handle in handles:
+            handle.remove()
+    _refuse_reuse(model, counts)
+    norms = {call.site for _, call in calls if normalises(call)}
+    made_by: dict[Node, Call] = {}
+    for node, call in calls:
+        if is_product(call.module) or call.site in norms:
+            made_by.setdefault(node, call)
+    return Trace(
+        model=model,
+        logits=logits_of(output),
+        made_by=made_by,
+        norms=frozenset(norms),
+        inputs={call.site: call.given for _, call in calls if call.given is not None},
+        outputs={call.site: call.made for _, call in calls},
+        modules=modules,
+        nodes={call.site: node for node, call in calls},
+        parameters={id(p): name for name, p in model.named_parameters()},
+        summed={name: contractions.axes.get(id(p), ()) for name, p in model.named_parameters()},
+        experts={n: contractions.experts[id(p)] for n, p in model.named_parameters() if id(p) in contractions.experts},
+    )
+
+
+def run(model: nn.Module, example: Example) -> object:
+    """Call the model. An error of its own forward is reported with the way to pass other inputs."""
+    try:
+        return call(model, example)
     except UserError:
         raise
     except Exception as error:
         what = f"forward failed on the example input: {type(error).__name__}: {error}"
         raise UserError(what, fix="pass example=<inputs that forward takes>: a tensor, a tuple or a dict") from error
-    finally:
-        for handle in handles:
-            handle.remove()
-    _refuse_reuse(model, calls)
-    parameters = {id(p): name for name, p in model.named_parameters()}
-    return Trace(model, logits_of(output), made_by, inputs, outputs, modules, nodes, parameters)
 
 
-def _refuse_reuse(model: nn.Module, calls: dict[str, int]) -> None:
+def _refuse_reuse(model: nn.Module, counts: dict[str, int]) -> None:
     """The gradient of a module that runs twice sums over both places. If their depths differ, no rule fits."""
-    for name, count in calls.items():
+    for name, count in counts.items():
         module = model.get_submodule(name)
         if count > 1 and not isinstance(module, nn.Embedding) and any(True for _ in module.parameters()):
             what = f"'{name}' ({type(module).__name__}) runs {count} times in one forward pass, at several depths"

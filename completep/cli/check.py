@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from completep import paper
-from completep.cli.shared import EXIT, Words, progress_bar, show
+from completep.cli.shared import EXIT, Words, progress_bar, rules_from, show
 
 
 def check(
@@ -15,29 +15,31 @@ def check(
     depths: tuple[int, ...] = (),
     widths: tuple[int, ...] = (),
     base: tuple[int, int] | None = None,
-    rules: Annotated[tuple[str, ...], arg(metavar="sp|mup|completep|alpha=0.5|literature=0.5 …")] = ("completep",),
+    rules: Annotated[tuple[str, ...], arg(metavar="completep|alpha=0.5|mup|sp|FILE.json|none …")] = ("completep",),
     args: Words = (),
     names: tuple[str, str] = ("width", "depth"),
     batches: Annotated[str | None, arg(metavar="MODULE:FACTORY")] = None,
     seeds: int = 3,
-    steps: int = paper.CHECK_STEPS,
+    steps: int = 0,
+    optimizer: Literal["adamw", "sgd", "muon"] = "adamw",
     lr: float = paper.CHECK_LR,
     std: float = paper.CHECK_STD,
     eps: float = paper.EPS,
-    weight_decay: float = 0.0,
-    batch: int = paper.CHECK_BATCH,
-    time: int = 128,
+    weight_decay: float = 0.1,
+    batch: int = 16,
+    time: int = 16,
+    as_it_is: bool = False,
     workers: int | None = None,
     out: Path = Path("runs"),
     json: bool = False,
 ) -> int:
-    """Coordinate check: does training behave the same as the model grows, and if not, which role's rule is wrong?
+    """Does training behave the same as the model grows, and if not, which setting of which tensor is wrong?
 
-    Your factory takes width and depth. It returns a model, which is trained under --rules, or (model, optimizer), which
-    are checked as they are. Exit code: 0 PASS, 1 FAIL, 3 INCONCLUSIVE. See also: completep check transfer, completep
-    check laziness.
+    Your factory takes width and depth. It returns a model, which gets --rules, or (model, optimizer), which are checked
+    as they are. --rules none prints the exponents of an implementation without judging them. Exit code: 0 PASS, 1 FAIL,
+    3 INCONCLUSIVE. See also: completep check transfer, completep check laziness.
 
-    Example: completep check examples/own_model.py:model --depths 2 4 8 16 --widths 64 128 256 512 --time 32
+    Example: completep check examples/own_model.py:model --depths 2 4 8 16 --widths 64 128 256
 
     Args:
         target: your factory, as package.module:factory or file.py:factory; by default the paper's decoder.
@@ -47,16 +49,18 @@ def check(
         rules: parameterizations to check.
         args: further arguments of the factory.
         names: what the factory calls width and depth, such as n_embd n_layer.
-        batches: a factory of batches, if forward needs special inputs: step → (inputs, targets).
-        seeds: number of seeds.
-        steps: optimizer steps.
+        batches: a factory of batches, if forward needs special inputs: number → (inputs, targets).
+        seeds: number of seeds, at first; an interval that is too wide to decide gets more.
+        steps: training steps for a second opinion, which is slower and less precise: how far they move the model.
+        optimizer: what trains a model that comes without one; muon is for hidden matrices, with AdamW for the rest.
         lr: base learning rate.
         std: base init standard deviation.
         eps: base epsilon.
         weight_decay: base weight decay.
-        batch: sequences per step.
+        batch: sequences per batch.
         time: tokens per sequence.
-        workers: processes; by default one per core.
+        as_it_is: measure the model as it is, not a copy near the limit of large depth.
+        workers: processes; by default one per core, or none where that is faster.
         out: the report goes into a new folder here.
         json: print JSON.
     """
@@ -65,12 +69,14 @@ def check(
 
     with progress_bar() as progress:
         result = run(
-            target, depths=depths, widths=widths, base=base, rules=rules, arguments=parse_arguments(args), names=names,
-            batches=batches, seeds=seeds, steps=steps, lr=lr, std=std, eps=eps, weight_decay=weight_decay, batch=batch,
-            time=time, workers=workers, progress=progress,
+            target, depths=depths, widths=widths, base=base, rules=[rules_from(word) for word in rules],
+            arguments=parse_arguments(args), names=names, batches=batches, seeds=seeds, steps=steps,
+            optimizer=optimizer, lr=lr, std=std, eps=eps,
+            weight_decay=weight_decay, batch=batch, time=time, near_limit=not as_it_is, workers=workers,
+            progress=progress,
         )  # fmt: skip
     show(result, json, out)
-    return EXIT[result.verdict]
+    return EXIT[result.verdict or "PASS"]
 
 
 def check_laziness(
@@ -123,31 +129,55 @@ def check_laziness(
     return EXIT[result.verdict]
 
 
+Column = Annotated[str | None, arg(metavar="COLUMN")]
+
+
 def check_transfer(
     sweep: Annotated[Positional[Path], arg(metavar="RUNS.csv")],
     /,
     hyperparameter: str | None = None,
     base: tuple[int, int] | None = None,
+    loss: Column = None,
+    width: Column = None,
+    depth: Column = None,
+    seed: Column = None,
+    rules: Column = None,
+    lr: Column = None,
+    std: Column = None,
+    eps: Column = None,
+    weight_decay: Column = None,
     out: Path = Path("runs"),
     json: bool = False,
 ) -> int:
     """Transfer: is the value that was best at the base still best at the other shapes? From any sweep.
 
-    PASS is a drift of at most half an octave and a regret of at most half a percent, with minima inside the range
-    tried. Exit code: 0 PASS, 1 FAIL, 3 INCONCLUSIVE.
+    FAIL is a regret above half a percent of the loss, or, where the regret leaves it open, a drift of more than half an
+    octave. PASS is a regret below half a percent at every shape. Exit code: 0 PASS, 1 FAIL, 3 INCONCLUSIVE.
 
-    Example: completep check transfer runs.csv --hyperparameter lr
+    Example: completep check transfer runs.csv --loss val_loss --width n_embd --depth n_layer --lr learning_rate
 
     Args:
         sweep: a CSV with width and depth (or one of them), the hyperparameter, loss, and seed and rules where there are
             several.
         hyperparameter: the column that was swept; by default whichever of lr, std, eps, weight_decay varies.
         base: width and depth of the base; by default the smallest shape.
+        loss: the column of losses, if it is not called loss.
+        width: the column of widths.
+        depth: the column of depths.
+        seed: the column of seeds.
+        rules: the column of parameterizations.
+        lr: the column of learning rates.
+        std: the column of init standard deviations.
+        eps: the column of epsilons.
+        weight_decay: the column of weight decays.
         out: the report goes into a new folder here.
         json: print JSON.
     """
     from completep import transfer as run
 
-    result = run(sweep, hyperparameter=hyperparameter, base=base)
+    result = run(
+        sweep, hyperparameter=hyperparameter, base=base, loss=loss, width=width, depth=depth, seed=seed, rules=rules,
+        lr=lr, std=std, eps=eps, weight_decay=weight_decay,
+    )  # fmt: skip
     show(result, json, out)
     return EXIT[result.verdict]

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from completep.cli.shared import EXIT, RulesName, Style, Target, Words, models, show
-from completep.config import Shape
+from completep.cli.shared import EXIT, RulesName, Style, Target, Words, models, rules_from, show
 from completep.errors import UserError
 
 
@@ -48,7 +47,7 @@ def explain(
 
     make, chosen = models(target, args, base, base_shape)
     explanation = run(
-        build(make, "meta"), base=chosen, rules=rules, style=style, specimen=None if base else make,
+        build(make, "meta"), base=chosen, rules=rules_from(rules), style=style, specimen=None if base else make,
         std=std, lr=lr, weight_decay=weight_decay, eps=eps,
     )  # fmt: skip
     if html is not None:
@@ -71,10 +70,10 @@ def audit(
     check_init: bool = True,
     json: bool = False,
 ) -> int:
-    """Compare your own model and optimizer with the rules. Exit code 1 if anything departs.
+    """Compare your own model and optimizer with the rules.
 
-    The factory returns (model, optimizer). The values you tuned are read from the embedding's group unless you give
-    them.
+    The factory returns (model, optimizer). The values that you tuned are read from the base's own optimizer, unless you
+    give them. Exit code: 0 PASS, 1 if anything departs, 3 if nothing departs but not everything could be checked.
 
     Example: completep audit examples/own_model.py:model_and_optimizer --args width=128 depth=8 --base width=64 depth=2
 
@@ -96,9 +95,15 @@ def audit(
     pair = make()
     if not isinstance(pair, tuple) or len(pair) != 2:
         raise UserError(f"{target} returned {type(pair).__name__}", fix="let it return (model, optimizer)")
-    base_model = chosen if isinstance(chosen, Shape) else (lambda: chosen()[0])
     result = run(
-        *pair, base=base_model, rules=rules, lr=lr, weight_decay=weight_decay, eps=eps, std=std, check_init=check_init
+        *pair,
+        base=chosen,
+        rules=rules_from(rules),
+        lr=lr,
+        weight_decay=weight_decay,
+        eps=eps,
+        std=std,
+        check_init=check_init,
     )
     show(result, json)
     return EXIT[result.verdict]

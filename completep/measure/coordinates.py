@@ -52,9 +52,9 @@ def measure(subject: Subject, batches: Batches, probe: Batch, steps: int) -> tup
             change = rms(seen.sample - first[quantity, layer].sample)
             rows.append(StreamRow(step, quantity, layer, seen.rms, change))
         if step < steps:
-            subject.optimizer.zero_grad()
+            subject.zero_grad()
             subject.loss(batches(step)).backward()  # type: ignore[no-untyped-call]
-            subject.optimizer.step()
+            subject.step()
     return rows, role_effects(subject, probe, start)
 
 
@@ -107,7 +107,8 @@ def watching(subject: Subject, note: Note) -> Iterator[None]:
             before(module, blocks)
             blocks += 1
         elif anatomy.template(name) in writers:
-            after(module, f"branch {anatomy.template(name)}", blocks - 1, subject.branch_factors[name])
+            outside = subject.forward.sites[name] / subject.forward.inside.get(name, 1.0)
+            after(module, f"branch {anatomy.template(name)}", blocks - 1, outside)
     before(subject.model.get_submodule(anatomy.stream_reader), blocks)
     try:
         yield

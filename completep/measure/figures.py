@@ -8,13 +8,15 @@ import polars as pl
 
 from completep.measure.curves import Transfer
 from completep.measure.verdict import Finding, overall
-from completep.measure.words import Axis
+from completep.measure.words import Axis, worst
 from completep.report.document import Figure
 from completep.rules.table import Role, display_name
 
 if TYPE_CHECKING:
+    from completep.measure import diagnosis
     from completep.measure.grid import Coordinates
     from completep.measure.linearization import LazyVerdict
+    from completep.measure.survey import Survey
     from completep.report.document import Panel
 
 
@@ -38,6 +40,60 @@ def coordinate_figures(coordinates: "Coordinates", findings: Sequence[Finding], 
         Figure(f"{axis}-1", f"Does training behave the same as the model grows in {axis}?", tuple(above), columns=2),
         Figure(f"{axis}-2", "How far does each role's update alone move the stream or the logits?", tuple(below), 2),
     ]
+
+
+def exponent_figure(measured: "Survey", findings: "Sequence[diagnosis.Finding]", axis: Axis) -> Figure:
+    """What should not depend on the size, relative to the smallest: a line per tensor. Flat is right."""
+    panels = [
+        _tensor_panel(measured, findings, axis, rules, setting, value, divisor)
+        for rules in measured.tensors["rules"].unique(maintain_order=True)
+        for setting, value, divisor in FLAT
+    ]
+    return Figure(f"{axis}-tensors", f"What should be flat in {axis}, tensor by tensor", tuple(panels), columns=3)
+
+
+FLAT = (  # setting, what shows it, what it is divided by
+    ("learning rate", "pull", None),
+    ("epsilon", "eps_ratio", None),
+    ("init", "gain", "expected_gain"),
+)
+
+
+def _tensor_panel(
+    measured: "Survey",
+    findings: "Sequence[diagnosis.Finding]",
+    axis: Axis,
+    rules: str,
+    setting: str,
+    value: str,
+    divisor: str | None,
+) -> "Panel":
+    import altair as alt
+
+    from completep.report import charts
+
+    own = measured.along(measured.tensors, axis, rules)
+    shown = pl.col(value) if divisor is None else pl.col(value) / pl.col(divisor)
+    points = own.with_columns(size=pl.col(axis), value=shown.log()).filter(pl.col("value").is_finite())
+    points = points.group_by("template", "role", "size", maintain_order=True).agg(pl.col("value").mean()).sort("size")
+    points = points.with_columns(value=(pl.col("value") - pl.col("value").first().over("template")).exp())
+    low, high = charts.positive_span(points["value"])
+    y = charts.y_axis("value", "relative to the smallest", log=True, domain=(min(low, 0.5) / 1.1, max(high, 2.0) * 1.1))
+    x = charts.size_x(
+        "size", sorted(own[axis].unique().to_list()), "depth L (layers)" if axis == "depth" else "width N"
+    )
+    roles = [str(role) for role in Role if str(role) in set(measured.tensors["role"])]
+    colour = alt.Color("role:N", title="role", scale=alt.Scale(domain=roles, range=charts.OKABE_ITO))
+    settings = ("init", "multiplier") if setting == "init" else (setting,)
+    own_findings = [f for f in findings if (f.rules, f.axis) == (rules, axis) and f.setting in settings]
+    names = {"init": "init, multipliers: gain", "learning rate": "learning rate: pull", "epsilon": "epsilon / gradient"}
+    word = worst("PASS" if f.follows else f.word for f in own_findings)
+    said = "follows from the gain" if word == "PASS" and any(f.follows for f in own_findings) else word
+    title = f"{names[setting]}: {said}" if own_findings else names[setting]
+    if measured.tensors["rules"].n_unique() > 1:
+        title = f"{display_name(rules)}, {title}"
+    tips = charts.tips("template:N", "role:N", "size:Q", value=".3g")
+    return charts.lines(points, x, y, colour, "role", title, tips, detail="template")
 
 
 def _over_seeds(frame: pl.DataFrame, axis: Axis, line: pl.Expr, value: str) -> pl.DataFrame:

@@ -10,7 +10,7 @@ from completep.config import Shape
 from completep.errors import UserError
 from completep.measure.coordinates import RoleRow, StreamRow, measure
 from completep.measure.pool import each
-from completep.measure.subject import Setting, Source, make_batches, make_subject
+from completep.measure.subject import Setting, Source, Subjects, make_batches, speaking_of
 from completep.measure.words import Axis, Progress, quiet
 from completep.rules.table import Rules
 
@@ -87,16 +87,9 @@ def coordinate_check(
 
 
 def run_one(source: Source, setting: Setting, job: Job) -> Rows:
-    try:
+    with speaking_of(str(job)):
         base = source.base_model()
         batches, probe = make_batches(source, base, setting, job.seed)
         example = batches(0)[0] if source.batches is not None else None
-        subject = make_subject(source, base, job.shape, job.rules, setting, job.seed, example)
+        subject = Subjects(source, base, job.shape, job.rules, setting, example).start(job.seed)
         return measure(subject, batches, probe, setting.steps)
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(
-            f"{job}: {type(error).__name__}: {error}",
-            fix="check that the batches fit the model: ids and classes below its vocabulary, integer targets",
-        ) from error

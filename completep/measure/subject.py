@@ -5,18 +5,19 @@ implementation of muP, is checked as it is.
 """
 
 import sysconfig
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from pathlib import Path
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from completep import paper
-from completep.anatomy.examine import examine
-from completep.anatomy.forward import measure_forward
+from completep.anatomy.forward import ForwardFactors, measure_forward
 from completep.anatomy.names import named_parameters
 from completep.anatomy.roles import Anatomy
 from completep.anatomy.specimen import build, guess_example
@@ -24,12 +25,15 @@ from completep.anatomy.trace import call, find_logits, logits_of
 from completep.config import Shape
 from completep.errors import UserError
 from completep.load import call_factory, load_factory
-from completep.rules.parametrize import parametrize
-from completep.rules.table import Role, Rules
+from completep.rules.parametrize import Hints, parametrize, resolve
+from completep.rules.scaling import Factors, Scaling
+from completep.rules.table import COMPLETEP, RANDOM_SUM, SP, Column, Role, Rules, alpha, optimizer_kind
 
 Inputs = Tensor | tuple[object, ...] | dict[str, object]  # as forward takes them
 Batch = tuple[Inputs, Tensor]  # and the target classes
 Batches = Callable[[int], Batch]
+OptimizerName = Literal["adamw", "sgd", "muon"]
+NO_RULES = replace(SP, key="none", name="no rules")  # a model as its constructor made it, with one AdamW group
 
 
 @dataclass(frozen=True)
@@ -43,11 +47,17 @@ class Setting:
     batch: int = paper.CHECK_BATCH
     time: int = 128
     steps: int = paper.CHECK_STEPS
+    optimizer: OptimizerName = "adamw"
 
     def __post_init__(self) -> None:
         for name in ("batch", "time", "steps"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name}={getattr(self, name)}: must be at least 1", fix=f"set {name} to 1 or more")
+        if not self.std > 0:
+            raise UserError(f"std={self.std}: must be positive", fix="give the init standard deviation of your base")
+        if self.optimizer not in get_args(OptimizerName):
+            what = f"optimizer={self.optimizer!r}"
+            raise UserError(what, fix="use 'adamw', 'sgd' or 'muon', or let the factory return (model, optimizer)")
 
 
 @dataclass(frozen=True)
@@ -60,20 +70,43 @@ class Source:
     names: tuple[str, str] = ("width", "depth")  # what the factory calls them
     roles: "Mapping[str, Role] | None" = None  # as for parametrize, where a role cannot be found
     batches: "str | Batches | None" = None  # step → (inputs, targets); None: Python's own source, or noise for images
+    grown: Mapping[str, object] = field(default_factory=dict)  # arguments that are other than the base's
 
     def make(self, shape: Shape) -> object:
         factory = load_factory(self.factory) if isinstance(self.factory, str) else self.factory
         sizes = dict(zip(self.names, (shape.width, shape.depth), strict=True))
-        return call_factory(factory, {**self.arguments, **sizes})
+        return call_factory(factory, {**self.arguments, **sizes, **self.grown})
 
     def base_model(self) -> nn.Module:
         """Built for real, in float32. Callers build it once and pass it on."""
 
         def model() -> nn.Module:
-            made = self.make(self.base)
-            return made[0] if isinstance(made, tuple) else made  # type: ignore[return-value]  # build() checks the type
+            return _model_and_optimizers(replace(self, grown={}).make(self.base))[0]
 
         return build(model, "cpu").float()
+
+
+@contextmanager
+def speaking_of(what: str) -> Iterator[None]:
+    """Any error of a user's model or batches becomes one that says where it came from."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"{what}: {type(error).__name__}: {error}",
+            fix="check that the batches fit the model: ids and classes below its vocabulary, integer targets",
+        ) from error
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What one parameter is trained with."""
+
+    lr: float
+    weight_decay: float
+    eps: float | None  # None where the optimizer's step does not depend on one
 
 
 @dataclass
@@ -81,16 +114,153 @@ class Subject:
     """One shape of it, ready to train."""
 
     model: nn.Module
-    optimizer: torch.optim.Optimizer
-    anatomy: Anatomy
-    branch_factors: dict[str, float]  # from each module that writes a branch into the stream
+    optimizers: tuple[torch.optim.Optimizer, ...]
+    expected: Scaling  # what the reference rules say about every parameter
+    forward: ForwardFactors  # the multipliers in the forward pass, measured
+
+    @property
+    def anatomy(self) -> Anatomy:
+        return self.expected.anatomy
+
+    @cached_property
+    def settings(self) -> dict[str, Trained]:
+        """The settings of every parameter that an optimizer trains."""
+        names = {id(p): name for name, p in named_parameters(self.model) if p.requires_grad}
+        trained: dict[str, Trained] = {}
+        for optimizer in self.optimizers:
+            has_eps = optimizer_kind(optimizer).column is Column.ADAM
+            for group in optimizer.param_groups:
+                _refuse_group(optimizer, group)
+                lr = float(group.get("initial_lr", group["lr"]))  # a scheduler changes lr, but not initial_lr
+                eps = float(group["eps"]) if has_eps and "eps" in group else None
+                own = Trained(lr, float(group.get("weight_decay", 0.0)), eps)
+                trained |= {names[id(p)]: own for p in group["params"] if id(p) in names}
+        if not trained:
+            what = "the optimizer trains no parameter of this model"
+            raise UserError(what, fix="build the optimizer from the parameters of the model that the factory returns")
+        return trained
+
+    @cached_property
+    def untrained(self) -> list[str]:
+        """Templates of parameters that ask for a gradient, but that no optimizer trains."""
+        names = [name for name, p in named_parameters(self.model) if p.requires_grad and name not in self.settings]
+        return list(dict.fromkeys(map(self.anatomy.template, names)))
+
+    def expected_settings(self, name: str) -> Factors:
+        """What the reference rules multiply the base's settings by."""
+        r = self.expected.parameters[name]
+        column = self.columns.get(name, Column.ADAM)
+        rule = self.expected.rules.rule_of(r.template, r.role, column)
+        factors = r.factors(rule, column, 1.0)
+        decay = rule.weight_decay(*r.ratios(rule))  # also for roles that the rules do not decay, but you may
+        return replace(factors, weight_decay=decay if r.role.trait.decayed else 1 / factors.lr)
+
+    def expected_std(self, name: str) -> float:
+        """The starting size that makes the output of a product as large as the forward rules want it.
+
+        This is the role's row, also where a parameter has a row of its own.
+        """
+        r = self.expected.parameters[name]
+        rule = self.expected.rules.rule(r.role)
+        return rule.init_std(*r.ratios(rule))
+
+    def fans(self, name: str) -> tuple[float, float]:
+        """(m_N, m_out) of a parameter inside the blocks; of others, whose fan-out need not grow, m_N twice."""
+        r = self.expected.parameters[name]
+        return r.m_N, r.m_out if r.role.trait.fan in ("matrix", "vector") else r.m_N
+
+    def expected_gain(self, name: str) -> float:
+        """The same for the gain: starting values, the sum over the fan-in, and the multipliers after it."""
+        r = self.expected.parameters[name]
+        sums = r.role.trait.matrix and r.role.trait.fan != "model"  # a table looks its rows up
+        sum_over_inputs = RANDOM_SUM(r.m_N) if sums else 1.0
+        return self.expected_std(name) * sum_over_inputs * self.expected_multiplier(name)
+
+    def expected_multiplier(self, name: str) -> float:
+        """The same for what the forward pass multiplies the product by."""
+        r = self.expected.parameters[name]
+        rules, sites = self.expected.rules, {m.kind: m.parameters for m in self.expected.multipliers}
+        outside = rules.branch(1.0, r.m_L) if name in sites.get("branch", ()) else 1.0
+        if name in sites["logits"] and r.role.trait.matrix:  # a tied readout has a row of its own
+            outside *= rules.logits(r.m_N)
+        return outside
+
+    @property
+    def expected_tied_multiplier(self) -> float:
+        """The same for a tied readout, whose matrix is the embedding."""
+        return self.expected.rules.logits(self.expected.m_N)
+
+    def factor(self, name: str) -> float:
+        """What the forward pass multiplies a parameter's product by on its way into the stream or the logits."""
+        if name in self.forward.tables and not self.normed_entry:
+            return abs(self.forward.tables[name])
+        module = self.site(name)
+        return 1.0 if module is None else abs(self.forward.sites.get(module, 1.0))
+
+    def site(self, name: str) -> str | None:
+        """The module at the end of a branch, or the readout, whose product this parameter makes."""
+        anatomy, template = self.anatomy, self.anatomy.template(name)
+        ends = (*anatomy.branches, *([] if anatomy.tied else [anatomy.readout]))
+        module = next((end.module for end in ends if template in end.parameters), None)
+        stack = anatomy.stack_of(name)
+        if module is None or stack is None or (match := stack.pattern.match(name)) is None:
+            return module
+        return module.replace("*", match.group(1), 1).replace("*", stack.expert(name) or "*", 1)
+
+    @cached_property
+    def writers(self) -> set[str]:
+        """Templates of the parameters whose product enters the stream last in each branch."""
+        return {p for branch in self.anatomy.branches for p in branch.parameters}
+
+    @cached_property
+    def columns(self) -> dict[str, Column]:
+        names = {id(p): name for name, p in named_parameters(self.model)}
+        return {
+            names[id(p)]: optimizer_kind(optimizer).column
+            for optimizer in self.optimizers
+            for group in optimizer.param_groups
+            for p in group["params"]
+            if id(p) in names
+        }
+
+    @property
+    def normed_entry(self) -> bool:
+        """True if a norm follows the embedding, so that the size of the embedding does not matter."""
+        last = f"{self.anatomy.final_norm}."
+        parts = self.anatomy.parts.items()
+        norms = [t for t, part in parts if part.role.trait.fan == "vector" and not part.role.trait.inside]
+        return any(not name.startswith(last) for name in norms)
+
+    def zero_grad(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+
+    def step(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    def first_step(self, eps: float) -> None:
+        """The first step of the optimizers, without weight decay, with another ε, and with the first learning rates."""
+        for optimizer in self.optimizers:
+            optimizer.state.clear()
+            adam = optimizer_kind(optimizer).column is Column.ADAM
+            for group in optimizer.param_groups:
+                group["lr"] = group.get("initial_lr", group["lr"])
+                group |= {key: 0.0 for key in ("weight_decay",) if key in group}
+                group |= {key: eps for key in ("eps",) if key in group and adam}
+        self.step()
+
+    def share(self, names: list[str]) -> float:
+        """The share of a stack's blocks that have a parameter. It changes with depth if the first block lacks it."""
+        stack = self.anatomy.stack_of(names[0])
+        return 1.0 if stack is None else stack.depth(names) / stack.depth(n for n, _ in named_parameters(self.model))
 
     def roles(self) -> dict[Role, list[nn.Parameter]]:
         """The trained parameters of each role."""
         by_role: dict[Role, list[nn.Parameter]] = {}
         for name, parameter in named_parameters(self.model):
             if parameter.requires_grad:
-                by_role.setdefault(self.anatomy.parts[self.anatomy.template(name)].role, []).append(parameter)
+                by_role.setdefault(self.anatomy.part(name).role, []).append(parameter)
         return by_role
 
     def loss(self, batch: Batch) -> Tensor:
@@ -103,29 +273,116 @@ class Subject:
             )
         return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten())
 
+    def loss_everywhere(self, batch: Batch) -> Tensor:
+        """The loss, read from every token of the stream, if the model reads one of them only.
 
-def make_subject(
-    source: Source, base: nn.Module, shape: Shape, rules: Rules, setting: Setting, seed: int, example: Inputs | None
-) -> Subject:
-    """`base` is used up: its weights are not the factory's afterwards."""
-    torch.manual_seed(seed)  # for factories that draw their own starting weights
-    made = source.make(shape)
-    if isinstance(made, tuple):
-        model, optimizer = _pair(made)
-        _refuse_same(base, model, source, shape)
-        anatomy = examine(base.eval().requires_grad_(True), example=example, patterns=source.roles)
-    elif isinstance(made, nn.Module):
-        model = made
-        _refuse_same(base, model, source, shape)
-        scaling = parametrize(model, base=lambda: base, rules=rules, roles=source.roles, example=example)
-        scaling.init_(setting.std, seed=seed)
-        groups = scaling.param_groups(setting.lr, weight_decay=setting.weight_decay, eps=setting.eps)
-        optimizer, anatomy = torch.optim.AdamW(groups, betas=paper.BETAS, fused=True), scaling.anatomy
-    else:
-        raise UserError(
-            f"the factory returned {type(made).__name__}", fix="let it return a model, or (model, optimizer)"
-        )
-    return Subject(model, optimizer, anatomy, measure_forward(model, anatomy, example).sites)
+        Where a class token alone is read, the others reach the loss through the branches, whose sum over depth is
+        random at init and aligned in training. Here random targets for all tokens take the place of that alignment.
+        """
+        norm, readout = self.anatomy.final_norm, self.anatomy.readout.module
+        if norm is None or readout is None:
+            return self.loss(batch)
+        kept: list[Tensor] = []
+        handle = self.model.get_submodule(norm).register_forward_hook(lambda module, args, out: kept.append(out))
+        try:
+            loss = self.loss(batch)
+        finally:
+            handle.remove()
+        if kept[-1].dim() != 3 or kept[-1].shape[:-1] == batch[1].shape or kept[-1].shape[1] == 1:
+            return loss
+        weight, axis = self.anatomy.width
+        if self.model.get_parameter(weight).shape[axis] != kept[-1].shape[-1]:  # the readout joins several tokens
+            return loss
+        logits = self.model.get_submodule(readout)(kept[-1]).flatten(0, -2).float()
+        generator = torch.Generator().manual_seed(0)
+        return F.cross_entropy(logits, torch.randint(logits.shape[-1], logits.shape[:1], generator=generator))
+
+
+class Subjects:
+    """The subjects of one shape. The model is examined once; a model without its own optimizer is also built once."""
+
+    def __init__(
+        self, source: Source, base: nn.Module, shape: Shape, rules: Rules, setting: Setting, example: Inputs | None
+    ) -> None:
+        """`base` is used up: its weights are not the factory's afterwards."""
+        self.source, self.base, self.shape, self.rules = source, base, shape, rules
+        self.setting, self.example = setting, example
+        self.parametrized: Scaling | None = None
+        self.resolved: Scaling | None = None
+        self.factors: ForwardFactors | None = None
+
+    def start(self, seed: int) -> Subject:
+        """A model at its start: weights drawn with this seed, and a new optimizer."""
+        torch.manual_seed(seed)  # for factories that draw their own starting weights
+        if self.parametrized is not None:
+            return self._under_rules(self.parametrized, seed)
+        made = self.source.make(self.shape)
+        model, optimizers = _model_and_optimizers(made)
+        _refuse_same(self.base, model, self.source, self.shape)
+        _refuse_not_finite(model)
+        model.float()  # the parameters stay the same objects, so an optimizer that holds them still does
+        if not optimizers and self.rules.key == NO_RULES.key:
+            optimizers = (plain_adamw(model, self.setting),)
+        if not optimizers:
+            roles, example = self.source.roles, self.example
+            scaling = parametrize(model, base=lambda: self.base, rules=self.rules, roles=roles, example=example)
+            return self._under_rules(scaling, seed)
+        if self.resolved is None:
+            hints = Hints(self.source.roles, example=self.example)
+            self.resolved, _ = resolve(model, lambda: self.base, reference(self.rules), hints)
+        return self._subject(self.resolved.on(model), optimizers)
+
+    def _under_rules(self, scaling: Scaling, seed: int) -> Subject:
+        if self.parametrized is not None and scaling.constructed:  # values of the constructor may be random
+            fresh = dict(named_parameters(_model_and_optimizers(self.source.make(self.shape))[0]))
+            scaling.constructed = {name: fresh[name].detach().clone() for name in scaling.constructed}
+        self.parametrized = scaling.init_(self.setting.std, seed=seed)
+        optimizers = make_optimizers(scaling, self.setting)
+        return self._subject(replace(scaling, rules=reference(self.rules)), optimizers)
+
+    def _subject(self, expected: Scaling, optimizers: tuple[torch.optim.Optimizer, ...]) -> Subject:
+        if self.factors is None:  # they do not depend on the weights
+            _refuse_swapped(expected, self.source, self.shape)
+            self.factors = measure_forward(expected.model, expected.anatomy, self.example)
+        return Subject(expected.model, optimizers, expected, self.factors)
+
+
+def _refuse_group(optimizer: torch.optim.Optimizer, group: Mapping[str, object]) -> None:
+    name = type(optimizer).__name__
+    if float(group["lr"]) < 0:  # type: ignore[arg-type]
+        raise UserError(f"{name} has a negative learning rate, {group['lr']}", fix="give a positive one")
+    if group.get("maximize"):
+        raise UserError(f"{name} maximizes the loss", fix="build it without maximize=True")
+    if group.get("weight_decay") and not optimizer_kind(optimizer).decoupled:
+        what = f"{name} adds weight decay to the gradient and then normalises it, so no rule can scale it"
+        raise UserError(what, fix="use AdamW, whose weight decay is decoupled, or weight_decay=0")
+
+
+def make_optimizers(scaling: Scaling, setting: Setting) -> tuple[torch.optim.Optimizer, ...]:
+    """The optimizer of the setting; Muon for hidden matrices has AdamW beside it for the other roles."""
+    lr, decay = setting.lr, setting.weight_decay
+    if setting.optimizer == "sgd":
+        return (torch.optim.SGD(scaling.param_groups(lr, weight_decay=decay, optimizer="sgd")),)
+    hidden = list(COMPLETEP.columns[Column.MUON]) if setting.optimizer == "muon" else []
+    others = [role for role in Role if role not in hidden]
+    groups = scaling.param_groups(lr, weight_decay=decay, eps=setting.eps, roles=others)
+    adamw = torch.optim.AdamW(groups, betas=paper.BETAS, fused=True)
+    if not hidden:
+        return (adamw,)
+    return torch.optim.Muon(scaling.param_groups(lr, weight_decay=decay, optimizer="muon", roles=hidden)), adamw
+
+
+def plain_adamw(model: nn.Module, setting: Setting) -> torch.optim.AdamW:
+    lr, decay, eps = setting.lr, setting.weight_decay, setting.eps
+    return torch.optim.AdamW(model.parameters(), lr, paper.BETAS, eps, decay, fused=True)
+
+
+def reference(rules: Rules) -> Rules:
+    """The member of the paper's family that these rules are judged by: the one with their branch multiplier, and
+    CompleteP where they have none.
+    """
+    family = alpha(-rules.branch.depth) if -rules.branch.depth >= 0.5 else COMPLETEP
+    return replace(family, named=rules.named, axes=rules.axes) if rules.named else family
 
 
 def _refuse_same(base: nn.Module, model: nn.Module, source: Source, shape: Shape) -> None:
@@ -140,11 +397,32 @@ def _refuse_same(base: nn.Module, model: nn.Module, source: Source, shape: Shape
         )
 
 
-def _pair(made: tuple[object, ...]) -> tuple[nn.Module, torch.optim.Optimizer]:
-    if len(made) == 2 and isinstance(made[0], nn.Module) and isinstance(made[1], torch.optim.Optimizer):
-        return made[0], made[1]
-    kinds = ", ".join(type(m).__name__ for m in made)
-    raise UserError(f"the factory returned ({kinds})", fix="let it return a model, or (model, optimizer)")
+def _refuse_swapped(expected: Scaling, source: Source, shape: Shape) -> None:
+    """A factory that takes width for depth would pass every check too."""
+    wider, deeper = shape.width != source.base.width, shape.depth != source.base.depth
+    if wider != deeper and (expected.m_N != 1, expected.m_L != 1) == (deeper, wider):
+        name, what = (source.names[0], "number of blocks") if wider else (source.names[1], "width")
+        fix = f"exchange the names: names={source.names[::-1]}; or correct the factory"
+        raise UserError(f"'{name}' changes the {what} of the model", fix=fix)
+
+
+def _refuse_not_finite(model: nn.Module) -> None:
+    for name, parameter in named_parameters(model):
+        if not parameter.is_meta and not parameter.isfinite().all():
+            what = f"the factory returned a model whose '{name}' is not finite"
+            raise UserError(what, fix="correct its starting values")
+
+
+def _model_and_optimizers(made: object) -> tuple[nn.Module, tuple[torch.optim.Optimizer, ...]]:
+    """What a factory may return: a model, (model, optimizer), or (model, [optimizers])."""
+    model, *rest = made if isinstance(made, tuple) else (made,)
+    several = rest[0] if len(rest) == 1 and isinstance(rest[0], (tuple, list)) else rest
+    optimizers = tuple(o for o in several if isinstance(o, torch.optim.Optimizer))
+    if isinstance(model, nn.Module) and len(optimizers) == len(several):
+        return model, optimizers
+    kinds = ", ".join(type(m).__name__ for m in made) if isinstance(made, tuple) else ""
+    what = f"the factory returned ({kinds})" if kinds else f"the factory returned {type(made).__name__}"
+    raise UserError(what, fix="let it return a model, or (model, optimizer)")
 
 
 # -- batches ---------------------------------------------------------------------------------------
@@ -170,6 +448,22 @@ def make_batches(source: Source, base: nn.Module, setting: Setting, seed: int) -
 
     inputs, targets = _text(smallest, setting.batch, time, 0)
     return batch, (inputs[:1], targets[:1])  # one sequence has enough numbers to average over
+
+
+def random_batch(source: Source, base: nn.Module, setting: Setting, seed: int) -> Batch:
+    """Random tokens and targets: at init no text is needed, and every token weighs the same, so there is less noise."""
+    if source.batches is not None:
+        factory = load_factory(source.batches) if isinstance(source.batches, str) else source.batches
+        return _checked(factory, seed)
+    example = guess_example(base)
+    if example.is_floating_point():
+        return make_batches(source, base, setting, seed)[0](seed)
+    tables = [m for m in base.modules() if isinstance(m, nn.Embedding)]
+    smallest, padding = min(m.num_embeddings for m in tables), {m.padding_idx for m in tables}
+    ids = torch.tensor([i for i in range(smallest) if i not in padding])  # a padding row is zero: not an embedding
+    generator = torch.Generator().manual_seed(seed)
+    tokens = ids[torch.randint(len(ids), (setting.batch, min(setting.time, smallest) + 1), generator=generator)]
+    return tokens[:, :-1], tokens[:, 1:]
 
 
 def _checked(factory: Callable[..., object], step: int) -> Batch:

@@ -1,12 +1,13 @@
 """`audit`: your own model and optimizer compared with the table, parameter by parameter.
 
-Your tuned values (η, λ, ε, σ) are read from the embedding, whose row has no depth factor, unless you pass them.
-Multipliers are measured in the forward pass. If they are missing, the audit checks whether the model is in the folded
-form before it reports them.
+Your tuned values (η, λ, ε, σ) are those that you pass, or those of the base's own optimizer, or those that explain the
+settings of most roles: the odd one out is blamed. Multipliers are measured in the forward pass. If they are missing,
+the audit checks whether the model is in the folded form before it reports them.
 """
 
+import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -15,9 +16,11 @@ import torch
 from torch import nn
 
 from completep.anatomy.forward import OwnFactors
+from completep.anatomy.heads import named_heads
 from completep.anatomy.names import named_parameters
 from completep.anatomy.ratios import product
-from completep.anatomy.specimen import LARGEST_SPECIMEN, Factory, on_meta, size
+from completep.anatomy.roles import Anatomy
+from completep.anatomy.specimen import Factory, on_meta
 from completep.anatomy.trace import Example
 from completep.config import Shape
 from completep.errors import UserError
@@ -25,11 +28,14 @@ from completep.report.document import Cell, Document, Json, Part, Table, Text, V
 from completep.report.result import Result
 from completep.rules.multipliers import Multiplier
 from completep.rules.parametrize import Hints, resolve, with_folds
+from completep.rules.placing import SizeFactorError
 from completep.rules.scaling import Factors, Resolved, Scaling
-from completep.rules.table import COMPLETEP, Role, Rules, optimizer_kind
+from completep.rules.table import COMPLETEP, Role, Rules, alpha, as_rules, optimizer_kind
 
 Quantity = Literal["lr", "weight_decay", "eps", "init", "multiplier", "optimizer"]
 Notes = tuple[str, ...]
+SWAPPED = "base and target are swapped: the factor is the inverse of what it should be"
+NO_FACTORS = Factors(1.0, 1.0, 1.0, 1.0)
 EXACT = 1e-3  # settings are typed numbers, so they agree or they do not
 MEASURED = 2e-2  # multipliers are measured in float32 and through a soft-cap
 
@@ -61,21 +67,28 @@ class Audit(Result):
     parameters: int
     tuned: Mapping[str, float]  # the base values that were used
     notes: Notes
+    unchecked: Notes = ()  # what could not be compared
 
     @property
     def passed(self) -> bool:
-        return not self.departures
+        return self.verdict == "PASS"
 
     @property
-    def verdict(self) -> Literal["PASS", "FAIL"]:
-        return "PASS" if self.passed else "FAIL"
+    def verdict(self) -> Literal["PASS", "FAIL", "INCONCLUSIVE"]:
+        """INCONCLUSIVE if nothing departs, but not everything could be checked."""
+        return "FAIL" if self.departures else "INCONCLUSIVE" if self.unchecked else "PASS"
 
     def document(self) -> Document:
         count = f"{len(self.departures)} settings depart" if len(self.departures) != 1 else "1 setting departs"
-        sentence = f"every setting is as {self.name} prescribes" if self.passed else f"{count} from {self.name}"
+        sentences = {
+            "PASS": f"every setting is as {self.name} prescribes",
+            "FAIL": f"{count} from {self.name}",
+            "INCONCLUSIVE": f"what could be checked is as {self.name} prescribes, but not everything could be",
+        }
         tuned = ", ".join(f"{k} {v:.4g}" for k, v in self.tuned.items())
         facts = f"Compared {self.parameters} parameters with {self.name}. Base values: {tuned}."
-        parts: list[Part] = [Verdict(self.verdict, sentence), Text(facts), *map(Text, self.notes)]
+        parts: list[Part] = [Verdict(self.verdict, sentences[self.verdict]), Text(facts), *map(Text, self.notes)]
+        parts += [Text(f"Not checked: {line}.") for line in self.unchecked]
         if self.departures:
             parts.append(Table.of("Departures", _rows(self.departures)))
         return Document(f"Audit against {self.name}", tuple(parts), kind="completep audit")
@@ -109,7 +122,7 @@ def audit(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     *,
-    base: Factory | Shape,
+    base: "Callable[[], nn.Module | tuple[nn.Module, torch.optim.Optimizer]] | Shape",
     rules: Rules | str = COMPLETEP,
     lr: float | None = None,
     weight_decay: float | None = None,
@@ -128,31 +141,82 @@ def audit(
     Args:
         model: your model, as you would train it. The arguments that are not listed here are those of `parametrize`.
         optimizer: its optimizer.
-        lr: your tuned base learning rate. It is read from the embedding if you leave it out, like the next three.
+        base: a factory that returns the base model, or better (model, optimizer): then the tuned values are read from
+            that optimizer, parameter by parameter. Or a Shape.
+        lr: your tuned base learning rate. If you leave it out, like the next three, it is read from the base's
+            optimizer, or else it is the value that explains the settings of most roles.
         weight_decay: your tuned base weight decay.
         eps: your tuned base epsilon.
         std: your tuned base init standard deviation.
         check_init: compare starting values as well. Switch it off for a trained model.
     """
+    for name, value in {"lr": lr, "weight_decay": weight_decay, "eps": eps, "std": std}.items():
+        least = 0.0 if name in ("weight_decay", "eps") else 1e-30
+        if value is not None and not (math.isfinite(value) and value >= least):
+            raise UserError(
+                f"{name}={value!r} is not a base value", fix=f"give the {name} that you tuned, or leave it out"
+            )
     if not isinstance(optimizer, torch.optim.Optimizer):
         what = f"optimizer is a {type(optimizer).__name__}, not a torch optimizer"
         raise UserError(what, fix="pass the optimizer itself")
-    scaling, own = resolve(model, base, rules, Hints(roles, writers, example, specimen))
+    with_optimizer = _BaseWithOptimizer(base) if callable(base) and not isinstance(base, (Shape, nn.Module)) else None
+    hints = Hints(roles, writers, example, specimen)
+    try:
+        scaling, own = resolve(model, with_optimizer or base, rules, hints)  # type: ignore[arg-type]
+    except SizeFactorError as found:
+        return _stream_is_scaled(found, as_rules(rules))
     tuned = {"lr": lr, "weight_decay": weight_decay, "eps": eps, "std": std}
-    subject = _Subject(scaling, optimizer, _settings(scaling, optimizer), tuned, check_init)
-    lacking, wrong, notes = _missing_multipliers(scaling, own)
+    at_base = {} if with_optimizer is None else with_optimizer.settings(scaling.anatomy)
+    subject = _Subject(scaling, optimizer, _settings(scaling.model, optimizer), at_base, tuned, check_init)
+    lacking, wrong, unchecked = _missing_multipliers(scaling, own)
     read, departures = subject.compare({})
-    if wrong:
+    notes: Notes = ("base values are those of the base's own optimizer",) if at_base else ()
+    bare = any(m.factor != 1.0 and not m.modules for m in scaling.multipliers)
+    if wrong or bare:
         # The model is folded if every parameter that would hold a multiplier has the learning rate for it.
         read_folded, in_folded = subject.compare(lacking)
         holders = {name for name, c in lacking.items() if c != 1.0}
-        if any(d.name in holders and d.quantity == "lr" for d in in_folded):
+        if not holders or any(d.name in holders and d.quantity == "lr" for d in in_folded):
             departures = [*wrong, *departures]
         else:
-            read, departures = read_folded, in_folded
+            read, departures, unchecked = read_folded, in_folded, ()
             notes = (*notes, "read as folded: the multipliers are in the weights")
     explained = tuple(replace(d, cause=d.cause or subject.cause(d)) for d in departures)
-    return Audit(scaling.rules.key, scaling.rules.name, explained, len(scaling.parameters), read, notes)
+    if check_init and on_meta(scaling.model):
+        unchecked = (*unchecked, "the starting values, which a model on the meta device does not have")
+    unseen = tuple(dict.fromkeys((*scaling.anatomy.unchecked, *own.unchecked, *unchecked)))
+    return Audit(scaling.rules.key, scaling.rules.name, explained, len(scaling.parameters), read, notes, unseen)
+
+
+def _stream_is_scaled(found: SizeFactorError, rules: Rules) -> Audit:
+    cause = "the multiplier acts on the stream itself: it belongs on the branch, x + c·f(x)"
+    departure = Departure(found.table, "stream", "multiplier", found.at_base, found.here, cause)
+    unchecked = ("everything else: first take that multiplier off the stream",)
+    return Audit(rules.key, rules.name, (departure,), 0, {}, (), unchecked)
+
+
+class _BaseWithOptimizer:
+    """A base factory that may return (model, optimizer). Called as a factory it returns the model."""
+
+    def __init__(self, factory: Callable[[], object]) -> None:
+        self.factory = factory
+        self.pair: tuple[nn.Module, torch.optim.Optimizer] | None = None
+
+    def __call__(self) -> object:
+        made = self.factory()
+        if not isinstance(made, tuple):
+            return made
+        if len(made) != 2 or not isinstance(made[1], torch.optim.Optimizer):
+            kinds = ", ".join(type(m).__name__ for m in made)
+            raise UserError(f"the base factory returned ({kinds})", fix="let it return a model, or (model, optimizer)")
+        self.pair = copy.deepcopy(made) if not on_meta(made[0]) else made  # the proof overwrites the base's weights
+        return made[0]
+
+    def settings(self, anatomy: Anatomy) -> "dict[str, _Setting]":
+        """By template, as the base is trained."""
+        if self.pair is None:
+            return {}
+        return {anatomy.template(name): setting for name, setting in _settings(*self.pair).items()}
 
 
 @dataclass(frozen=True)
@@ -163,10 +227,11 @@ class _Setting:
     weight_decay: float
     eps: float | None
     std: float | None  # measured; None on the meta device
+    entries: int  # that it was measured on
 
 
-def _settings(scaling: Scaling, optimizer: torch.optim.Optimizer) -> dict[str, _Setting]:
-    names = {id(p): name for name, p in named_parameters(scaling.model)}
+def _settings(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, _Setting]:
+    names = {id(p): name for name, p in named_parameters(model)}
     settings: dict[str, _Setting] = {}
     for group in optimizer.param_groups:
         lr = float(group.get("initial_lr", group["lr"]))  # a scheduler changes lr, but not initial_lr
@@ -175,7 +240,7 @@ def _settings(scaling: Scaling, optimizer: torch.optim.Optimizer) -> dict[str, _
                 what = "the optimizer holds a parameter that is not in this model"
                 raise UserError(what, fix="build the optimizer from the parameters of this model")
             std = None if p.is_meta else p.detach().float().std(unbiased=False).item()
-            settings[names[id(p)]] = _Setting(lr, group.get("weight_decay", 0.0), group.get("eps"), std)
+            settings[names[id(p)]] = _Setting(lr, group.get("weight_decay", 0.0), group.get("eps"), std, p.numel())
     return settings
 
 
@@ -186,6 +251,7 @@ class _Subject:
     scaling: Scaling
     optimizer: torch.optim.Optimizer
     settings: Mapping[str, _Setting]
+    at_base: Mapping[str, _Setting]  # by template, from the base's own optimizer; empty if there is none
     given: Mapping[str, float | None]  # base values that you passed
     check_init: bool
 
@@ -196,29 +262,58 @@ class _Subject:
 
     def expected(self, r: Resolved, folds: Mapping[str, float]) -> Factors:
         column = optimizer_kind(self.optimizer).column
-        return r.factors(self.scaling.rules.rule(r.role, column), column, folds.get(r.name, 1.0))
+        return r.factors(self.scaling.rules.rule_of(r.template, r.role, column), column, folds.get(r.name, 1.0))
 
     def tuned(self, folds: Mapping[str, float]) -> dict[str, float]:
-        """The base values: those that you passed, and the others as the largest embedding has them."""
+        """The base values: those that you passed, and else those that explain the settings of most roles."""
         unused = {"std"} if not self.check_init else set()
         unused |= {"eps"} if optimizer_kind(self.optimizer).eps is None else set()
-        tuned = {k: v for k, v in self.given.items() if v is not None}
-        unknown = sorted(self.given.keys() - tuned.keys() - unused)
-        if not unknown:
-            return tuned
-        parameters = self.scaling.parameters
-        tables = [r for n, r in parameters.items() if r.role is Role.EMBEDDING and n in self.settings]
-        if not tables:
-            what = f"no embedding is in the optimizer, so the audit cannot read off {', '.join(unknown)}"
-            raise UserError(what, fix="pass them: " + ", ".join(f"{k}=…" for k in unknown))
-        r = max(tables, key=lambda r: math.prod(r.shape))
-        s, f = self.settings[r.name], self.expected(r, folds)
-        if not s.weight_decay and "weight_decay" in unknown and any(x.weight_decay for x in self.settings.values()):
-            what = f"'{r.name}' has no weight decay but others do, so the audit cannot read off the base value"
-            raise UserError(what, fix="pass it: weight_decay=…")
-        eps, std = s.eps and s.eps / f.eps, s.std and s.std / f.init_std
-        read = {"lr": s.lr / f.lr, "weight_decay": s.weight_decay / f.weight_decay, "eps": eps, "std": std}
-        return {k: v for k, v in read.items() if v is not None and k not in unused} | tuned
+        tuned: dict[str, float] = {}
+        for quantity, given in self.given.items():
+            value = given if given is not None else None if quantity in unused else self.elected(quantity, folds)
+            if value is not None:
+                tuned[quantity] = value
+        return tuned
+
+    def elected(self, quantity: str, folds: Mapping[str, float]) -> float | None:
+        """Every role has one vote, for the base value that most of its parameters have; the most votes win.
+
+        Roles differ in how they scale, so a mistake in one of them is outvoted. A tie goes to the role that is named
+        first in the table, the embedding.
+        """
+        tolerance = 0.05 if quantity == "std" else EXACT
+        votes: dict[Role, float] = {}
+        for role in Role:
+            own = [r for name, r in self.scaling.parameters.items() if r.role is role and name in self.settings]
+            values = [v for r in own if (v := self.implied(quantity, r, folds)) is not None]
+            if values and quantity == "std":  # measured: the largest tensor has the least noise
+                largest = max(own, key=lambda r: math.prod(r.shape) if self.implied("std", r, folds) else 0)
+                values = [self.implied("std", largest, folds) or values[0]]
+            if values:
+                votes[role] = max(values, key=lambda v: sum(_near(v, w, tolerance) for w in values))
+        if not votes:
+            return 0.0 if quantity == "weight_decay" else None
+        return max(votes.values(), key=lambda v: sum(_near(v, w, tolerance) for w in votes.values()))
+
+    def implied(self, quantity: str, r: Resolved, folds: Mapping[str, float]) -> float | None:
+        """The base value that a parameter's setting implies; None where it implies none."""
+        s = self.settings[r.name] if r.template not in self.at_base else self.at_base[r.template]
+        f = self.expected(r, folds) if r.template not in self.at_base else NO_FACTORS
+        if quantity == "std":
+            return s.std / f.init_std if r.role.trait.start == "random" and s.std else None
+        if quantity == "weight_decay":
+            return s.weight_decay / f.weight_decay if r.role.trait.decayed and s.weight_decay else None
+        if quantity == "eps":
+            return s.eps / f.eps if s.eps else None
+        return s.lr / f.lr
+
+    def base_value(self, quantity: str, r: Resolved, tuned: Mapping[str, float]) -> float:
+        """What the factor acts on: the base's own setting of this parameter if it is known."""
+        own = self.at_base.get(r.template)
+        if own is None or self.given[quantity] is not None:
+            return tuned.get(quantity, 0.0)
+        value = getattr(own, quantity)
+        return tuned.get(quantity, 0.0) if value is None else float(value)
 
     def departures(self, tuned: Mapping[str, float], folds: Mapping[str, float]) -> Iterator[Departure]:
         tensors = dict(named_parameters(self.scaling.model))
@@ -233,23 +328,25 @@ class _Subject:
             if coupled and s.weight_decay:
                 cause = "added to the gradient, where normalisation cancels it: use AdamW"
                 yield Departure(name, r.role, "weight_decay", 0, s.weight_decay, cause)
-            pairs: list[tuple[Quantity, float, float | None]] = [("lr", tuned["lr"] * f.lr, s.lr)]
+            base = {quantity: self.base_value(quantity, r, tuned) for quantity in self.given}
+            pairs: list[tuple[Quantity, float, float | None]] = [("lr", base["lr"] * f.lr, s.lr)]
             if not coupled:
-                pairs.append(("weight_decay", tuned["weight_decay"] * f.weight_decay, s.weight_decay))
+                pairs.append(("weight_decay", base["weight_decay"] * f.weight_decay, s.weight_decay))
             if "eps" in tuned:
-                pairs.append(("eps", tuned["eps"] * f.eps, s.eps))
+                pairs.append(("eps", base["eps"] * f.eps, s.eps))
             for quantity, expected, found in pairs:
                 if found is not None and not _near(expected, found):
                     yield Departure(name, r.role, quantity, expected, found)
-            if self.check_init and s.std is not None:
-                std = tuned.get("std", 0.0) * f.init_std
-                yield from _compare_init(r, tensors[name], s.std, std, folds.get(name, 1.0))
+            if self.check_init and s.std is not None and not r.part.kept:
+                std = base["std"] * f.init_std
+                entries = min(s.entries, self.at_base[r.template].entries if r.template in self.at_base else s.entries)
+                yield from _compare_init(r, tensors[name], s.std, std, folds.get(name, 1.0), entries)
 
     def cause(self, d: Departure) -> str:
         """The known mistake behind a departure, if its numbers show one."""
         r = self.scaling.parameters.get(d.name)
         if r is None:
-            return "the forward pass does not have this multiplier" if _near(d.found, 1.0) else ""
+            return self.multiplier_cause(d)
         hidden = r.role.trait.inside and r.role.trait.matrix
         if d.quantity == "eps" and len({s.eps for s in self.settings.values()}) == 1:
             return "one global eps for all groups"
@@ -263,7 +360,25 @@ class _Subject:
             return "GPT-2's 1/sqrt(2L) init of the residual projections is still there; the multiplier replaces it"
         if d.quantity == "lr" and hidden and self.spectral:
             return "lr ∝ fan_out/fan_in, the spectral rule for SGD, used with Adam (which needs 1/fan_in)"
-        return _missing_factor(d, r, self.scaling.rules)
+        if (
+            d.quantity == "lr"
+            and d.expected
+            and _near(d.factor, self.expected(r, {}).lr ** -2)
+            and not _near(d.factor, 1)
+        ):
+            return SWAPPED
+        if d.quantity == "lr" and not hidden and r.m_N != 1 and _near(d.factor * r.m_N, 1.0):
+            return "divided by m_N, which only hidden matrices need"
+        return _missing_factor(d, r, self.scaling.rules) or _root_of_depth(d, r)
+
+    def multiplier_cause(self, d: Departure) -> str:
+        if _near(d.found, 1.0):
+            return "the forward pass does not have this multiplier"
+        if d.expected and _near(d.found * d.expected, 1.0, MEASURED):
+            return SWAPPED
+        if d.role == "branch multiplier" and _near(d.found, alpha(0.5).branch(1.0, self.scaling.m_L), MEASURED):
+            return "1/sqrt(m_L), which is alpha=0.5: CompleteP needs 1/m_L"
+        return ""
 
     @cached_property
     def depth(self) -> int:
@@ -281,9 +396,11 @@ class _Subject:
         return len(aspects) > 1 and len(constants) == 1
 
 
-def _compare_init(r: Resolved, parameter: torch.Tensor, found: float, expected: float, c: float) -> Iterator[Departure]:
+def _compare_init(
+    r: Resolved, parameter: torch.Tensor, found: float, expected: float, c: float, entries: int
+) -> Iterator[Departure]:
     if r.role.trait.start == "random":
-        sampling = 5 / math.sqrt(2 * parameter.numel())  # five standard errors of a measured std
+        sampling = 5 / math.sqrt(entries)  # five standard errors of the ratio of two measured stds
         if (abs(found / expected - 1) > sampling + 0.01) if expected else found:
             yield Departure(r.name, r.role, "init", expected, found)
         return
@@ -298,13 +415,19 @@ def _missing_factor(d: Departure, r: Resolved, rules: Rules) -> str:
     first_column = next(iter(rules.columns.values()))
     if d.quantity not in ("lr", "eps", "init") or not d.expected or r.role not in first_column:
         return ""
-    rule = rules.rule(r.role)
+    rule = rules.rule_of(r.template, r.role)
     power = {"lr": rule.lr, "eps": rule.eps, "init": rule.init_std}[d.quantity]
-    width, depth = (power.keep(width=w, depth=not w)(r.m_N, r.m_L, r.m_out) for w in (True, False))
+    width, depth = (power.keep(width=w, depth=not w)(*r.ratios(rule)) for w in (True, False))
     tolerance = 0.05 if d.quantity == "init" else EXACT
     for missing, words in ((width, "width"), (depth, "depth"), (width * depth, "width and depth")):
         if not _near(missing, 1.0) and _near(d.factor * missing, 1.0, tolerance):
             return f"{d.quantity} not scaled with {words}"
+    return ""
+
+
+def _root_of_depth(d: Departure, r: Resolved) -> str:
+    if d.quantity == "lr" and r.m_L != 1 and _near(d.factor, alpha(0.5).branch(1.0, r.m_L)):
+        return "divided by sqrt(m_L), which is alpha=0.5's rule"
     return ""
 
 
@@ -313,33 +436,48 @@ def _near(a: float, b: float, tolerance: float = EXACT) -> bool:
 
 
 def _missing_multipliers(scaling: Scaling, own: OwnFactors) -> tuple[Mapping[str, float], list[Departure], Notes]:
-    """(what the weights would have to hold because the forward pass lacks it, departures, notes)."""
-    if on_meta(scaling.model) or size(scaling.model) > LARGEST_SPECIMEN:
-        return {}, [], ("the forward pass was not checked: the model is on the meta device or too large to run here",)
-    anatomy = scaling.anatomy
-    at_base = own.at_base.sites if own.at_base is not None else {}
-    relative = {site: value / at_base.get(anatomy.template(site), 1.0) for site, value in own.here.sites.items()}
-    relative |= _embedding_factors(scaling, own)
+    """(what the weights would have to hold because the forward pass lacks it, departures, what was not checked)."""
+    here, at_base = own.here_or_reduced, own.at_base
+    if here is None:
+        return {}, [], ("the multipliers of the forward pass",)
+    template = scaling.anatomy.template
+    base_sites = {} if at_base is None else at_base.sites
+    relative = {site: value / base_sites.get(template(site), 1.0) for site, value in here.sites.items()}
     lacking: list[Multiplier] = []
     wrong: list[Departure] = []
     for m in scaling.multipliers:
+        if m.kind in ("attention", "embedding"):  # placed only where the forward pass does not have the factor
+            wrong += [Departure(site, f"{m.kind} multiplier", "multiplier", m.factor, 1.0) for site in m.modules]
+            lacking.append(m)
+            continue
+        if not m.modules:  # used as bare parameters: only the weights can hold it
+            lacking.append(m)
+            continue
         measured = {site: relative[site] for site in m.modules if site in relative}
-        off = {site: value for site, value in measured.items() if abs(value / m.factor - 1) > MEASURED}
+        off = {site: value for site, value in measured.items() if not abs(value / m.factor - 1) <= MEASURED}
         wrong += [Departure(site, f"{m.kind} multiplier", "multiplier", m.factor, value) for site, value in off.items()]
         lacking.append(replace(m, factor=m.factor / next(iter(off.values())) if off else 1.0))
-    unseen = [m for m in scaling.multipliers if m.factor != 1.0 and not any(s in relative for s in m.modules)]
-    unchecked = "multiplier is not checked in the forward pass; it should be"
-    notes = tuple(f"the {m.kind} {unchecked} × {m.factor:.4g}" for m in unseen)
-    folds = with_folds(scaling.parameters, lacking, anatomy)
-    return {name: r.fold for name, r in folds.items()}, wrong, notes
+    unchecked = [
+        f"the {m.kind} multiplier, which should be {m.factor:.4g}"
+        for m in scaling.multipliers
+        if m.factor != 1.0 and m.kind in ("branch", "logits") and not any(s in relative for s in m.modules)
+    ]
+    if not here.attentions and _heads_may_have_grown(scaling, own):
+        unchecked.append("the scale on q·k, since no attention was seen in the forward pass")
+    folds = with_folds(scaling.parameters, lacking, scaling.anatomy)
+    return {name: r.fold for name, r in folds.items()}, wrong, tuple(unchecked)
 
 
-def _embedding_factors(scaling: Scaling, own: OwnFactors) -> dict[str, float]:
-    """The factor on each embedding beside the model's own sqrt(N), relative to the base."""
-    factors = {m.modules[0]: m.factor for m in scaling.multipliers if m.kind == "embedding"}
-    if not factors:
-        return {}
-    at_base = own.at_base.tables if own.at_base is not None else {}
-    root = float(scaling.base.width) ** 0.5
-    here = own.here.tables
-    return {s: factor * here[f"{s}.weight"] / at_base.get(f"{s}.weight", root) for s, factor in factors.items()}
+def _heads_may_have_grown(scaling: Scaling, own: OwnFactors) -> bool:
+    """True if the model has attention, and its attributes do not say that its heads are as large as the base's."""
+    if not any("attention" in type(m).__name__.lower() for m in own.model.modules()):
+        return False
+    if own.base.model is None:
+        return True
+    template, stack_of = scaling.anatomy.template, scaling.anatomy.stack_of
+
+    def sizes(model: nn.Module, width: int) -> dict[str, int]:
+        return {template(n): size for n, size in named_heads(model, width, lambda name: stack_of(name) is not None)}
+
+    here = sizes(own.model, scaling.target.width)
+    return not here or here != sizes(own.base.model, scaling.base.width)

@@ -4,18 +4,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 from completep.config import Shape
-from completep.report.document import Cell, Document, Json, Table, Text
+from completep.report.document import Cell, Document, Json, Part, Table, Text
 from completep.report.result import Result
 from completep.rules.multipliers import Style
 
 
 def summary(name: str, style: Style, base: Shape, target: Shape, multipliers: Mapping[str, float]) -> str:
     """The rules, the sizes and the multipliers in one line."""
-    width = f"width {base.width} → {target.width} (m_N = {target.width / base.width:g})"
-    depth = f"depth {base.depth} → {target.depth} (m_L = {target.depth / base.depth:g})"
+    width = f"width {base.width} → {target.width} ({_ratio('m_N', target.width / base.width)})"
+    depth = f"depth {base.depth} → {target.depth} ({_ratio('m_L', target.depth / base.depth)})"
     factors = ", ".join(f"{kind} × {factor:.4g}" for kind, factor in multipliers.items())
     place = "in the forward pass" if style == "multiplier" else "folded into the weights"
     return f"{name}, {width}, {depth}; {factors} ({place})"
+
+
+def _ratio(name: str, value: float) -> str:
+    return f"{name} = {value:g}" + (", smaller than the base" if value < 1 else "")
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class Explanation(Result):
     m_L: float
     multipliers: Mapping[str, float]
     rows: tuple[Row, ...]
+    unchecked: tuple[str, ...] = ()  # what could not be checked on this model
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -87,8 +92,9 @@ class Explanation(Result):
             }
             rows.append(cells)
         notes = tuple(f"{number}  {source}" for number, source in enumerate(sources, 1))
-        parts = (
+        parts: tuple[Part, ...] = (
             Text(summary(self.name, self.style, self.base, self.target, self.multipliers)),
+            *(Text(f"Not checked: {line}.") for line in self.unchecked),
             Table.of("", rows, notes),
         )
         return Document(f"What the rules do to {self.model}", parts, kind="completep explain")

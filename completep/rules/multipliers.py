@@ -4,7 +4,7 @@ They are plain forward hooks, which survive deepcopy, pickle, DDP and FSDP2, and
 A model that has its own multipliers (`set_multipliers`, like the reference decoder) is given the factors instead.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -12,9 +12,21 @@ from torch import Tensor, nn
 
 from completep.anatomy.names import plain
 from completep.errors import UserError, some
+from completep.rules.weights import mark, unmark
 
 Style = Literal["multiplier", "folded"]
 Kind = Literal["branch", "logits", "attention", "embedding"]
+
+
+# Where a multiplier can have no parameter to fold into.
+WHY: Mapping[Kind, str] = {
+    "logits": "the embeddings are tied and there is no final norm with a gain",
+    "attention": "the norm of the queries has no gain",
+}
+WAY_OUT: Mapping[Kind, str] = {
+    "logits": "keep style='multiplier', untie the embeddings, or add a final norm",
+    "attention": "keep style='multiplier', or keep the head size of the base",
+}
 
 
 @dataclass(frozen=True)
@@ -61,20 +73,21 @@ class ScaleInput:
 
 
 def install(model: nn.Module, multipliers: tuple[Multiplier, ...]) -> None:
-    own: tuple[Kind, ...] = ()
+    own: tuple[Multiplier, ...] = ()
     if isinstance(model, KnowsMultipliers):
-        factors = {m.kind: m.factor for m in multipliers}
-        model.set_multipliers(branch=factors.get("branch", 1.0), logits=factors.get("logits", 1.0))
-        own = ("branch", "logits")
+        own = tuple(next(m for m in multipliers if m.kind == kind) for kind in ("branch", "logits"))
+        model.set_multipliers(branch=own[0].factor, logits=own[1].factor)
     modules = {plain(name): module for name, module in model.named_modules()}
     for m in multipliers:
-        if m.kind in own or m.factor == 1.0:
+        if m in own or m.factor == 1.0:
             continue
         for name in m.modules:
             if m.kind == "logits":
                 modules[name].register_forward_pre_hook(ScaleInput(m.factor), with_kwargs=True)
             else:
                 modules[name].register_forward_hook(ScaleOutput(m.factor))
+    if any(m.factor != 1.0 for m in multipliers):
+        mark(model, {m.kind: m.factor for m in multipliers})
 
 
 def remove(model: nn.Module) -> None:
@@ -84,6 +97,7 @@ def remove(model: nn.Module) -> None:
     for hooks, key, kwargs in list(_hooks(model)):
         del hooks[key]
         kwargs.pop(key, None)
+    unmark(model)
 
 
 def installed(model: nn.Module) -> bool:
@@ -109,8 +123,7 @@ def refuse_style(style: Style, model: nn.Module, multipliers: tuple[Multiplier, 
         if m.factor == 1.0:
             continue
         if style == "folded" and not m.parameters:
-            what = f"the {m.kind} multiplier cannot be folded: the embeddings are tied and there is no final norm"
-            raise UserError(what, fix="keep style='multiplier', untie the embeddings, or add a final norm")
+            raise UserError(f"the {m.kind} multiplier cannot be folded: {WHY[m.kind]}", fix=WAY_OUT[m.kind])
         if style == "multiplier" and not m.modules and not isinstance(model, KnowsMultipliers):
             what = f"the {m.kind} multiplier has no module to act on: {some(m.parameters)} are used as bare parameters"
             raise UserError(what, fix="use style='folded', which only changes parameters, or use an nn.Linear")

@@ -1,8 +1,10 @@
 """`parametrize` and `explain`: find the roles, compare with the base, resolve the table, place the multipliers."""
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -10,23 +12,24 @@ from torch import nn
 from completep.anatomy.blocks import refuse_sharing, refuse_what_has_no_rule
 from completep.anatomy.examine import examine
 from completep.anatomy.forward import OwnFactors
-from completep.anatomy.heads import grown_heads
-from completep.anatomy.names import plain, unwrap
+from completep.anatomy.names import named_parameters, unwrap
 from completep.anatomy.ratios import Dimensions, Ratios, Shapes, product, shapes_of
 from completep.anatomy.roles import Anatomy
-from completep.anatomy.specimen import Base, Factory, choose_specimen, on_meta, size
-from completep.anatomy.trace import Example
+from completep.anatomy.specimen import Base, Factory, choose_specimen
+from completep.anatomy.trace import Example, recording
 from completep.config import Shape
 from completep.errors import UserError, some
 from completep.rules import multipliers
 from completep.rules.explain import Explanation
 from completep.rules.multipliers import Multiplier, Style
+from completep.rules.placing import place_multipliers, refuse_own_multipliers
 from completep.rules.scaling import Resolved, Scaling
 from completep.rules.table import COMPLETEP, Role, Rules, as_rules, muon_shape_factor
+from completep.rules.weights import Origin, find_origin, watch_loads
+from completep.tuned import TunedValues, read_tuned
 
 BaseLike = Factory | Shape
 Table = dict[str, Resolved]
-LARGEST_CHECKED = 100_000_000  # parameters of a model that is copied and run to find multipliers of its own
 
 
 @dataclass(frozen=True)
@@ -57,13 +60,15 @@ def parametrize(
     writers: Sequence[str] | None = None,
     example: Example | None = None,
     specimen: Factory | nn.Module | None = None,
+    tuned: "TunedValues | Path | str | None" = None,
 ) -> Scaling:
     """Give `model` the scaling that `rules` prescribe for its size relative to `base`.
 
-    A base factory is called twice: once on the meta device and once for real. The real copy is run twice, and twice
-    more for each kind of branch, to find and prove the roles: six times for attention and MLP. Then copies of the base
-    and of your model are run once each, to check that the model does not scale itself. This is skipped for a model on
-    the meta device or with more than 100M parameters. If the base is a Shape, a copy of your model is run instead.
+    A base factory is called twice: once on the meta device and once for real. The real copy is run three times, and
+    twice more for each kind of branch, to find and prove the roles: seven times for attention and MLP. Then copies of
+    the base and of your model are run once each, to measure the factors that they already contain. For a model on the
+    meta device or with more than 100M parameters this is a reduced copy, with one block of each kind. If the base is a
+    Shape, a copy of your model is run instead. `Scaling.unchecked` says what could not be checked.
 
     Args:
         model: your model, on any device, including the meta device.
@@ -74,8 +79,16 @@ def parametrize(
         writers: name patterns of the parameters that write last into each residual branch, if they cannot be found.
         example: inputs to run the model on, if they cannot be guessed: a tensor, a tuple of arguments, or a dict.
         specimen: a small model of the same class to examine instead, if model and base are both too large to run.
+        tuned: what `tune` found (tuned.json). `init_` and `param_groups` then take its values where you give none, and
+            another base or other rules than it was tuned with are refused.
     """
+    found = None if tuned is None else read_tuned(tuned)
     scaling = _prepare(model, base, rules, style, Hints(roles, writers, example, specimen))
+    if found is not None:
+        scaling.take(found)
+    for line in scaling.unchecked:
+        warnings.warn(f"not checked: {line}", stacklevel=2)
+    watch_loads(scaling.model)
     if style == "folded":
         return scaling.fold()
     multipliers.install(scaling.model, scaling.multipliers)
@@ -106,6 +119,7 @@ def explain(
     return replace(scaling, style=style).explain(std=std, lr=lr, weight_decay=weight_decay, eps=eps)
 
 
+@recording()
 def _prepare(model: nn.Module, base: BaseLike, rules: Rules | str, style: Style, hints: Hints) -> Scaling:
     """The table for this model, after everything that can refuse the model or the style."""
     if style not in ("multiplier", "folded"):
@@ -114,11 +128,22 @@ def _prepare(model: nn.Module, base: BaseLike, rules: Rules | str, style: Style,
         what = "this model is parametrized already: its multipliers would act twice"
         raise UserError(what, fix="build a new model; to see what was done to this one, use scaling.explain()")
     scaling, own = resolve(model, base, rules, hints)
-    _refuse_own_multipliers(scaling, own)
+    refuse_own_multipliers(own)
     multipliers.refuse_style(style, scaling.model, scaling.multipliers)
-    return scaling
+    unchecked = (*scaling.anatomy.unchecked, *dict.fromkeys(own.unchecked))
+    return replace(scaling, unchecked=unchecked, origin=_origin(scaling, own.base))
 
 
+def _origin(scaling: Scaling, base: Base) -> Origin:
+    """Where the weights come from. The base's constructor shows how a fresh model looks."""
+    counts: dict[str, int] = {}
+    for name, version in (base.versions or {}).items():
+        counts.setdefault(scaling.anatomy.template(name), version)
+    by_name = {name: counts.get(r.template, -1) for name, r in scaling.parameters.items()}
+    return find_origin(scaling.model, by_name if counts else None)
+
+
+@recording()
 def resolve(model: nn.Module, base: BaseLike, rules: Rules | str, hints: Hints) -> tuple[Scaling, OwnFactors]:
     """(the table for this model and base, the factors in their forward passes). The model is not changed."""
     if not isinstance(model, nn.Module):
@@ -130,19 +155,30 @@ def resolve(model: nn.Module, base: BaseLike, rules: Rules | str, hints: Hints) 
     writers = [hints.writers] if isinstance(hints.writers, str) else hints.writers
     with torch.device("cpu"):  # you may be inside `with torch.device("meta")`, but the proof needs numbers
         specimen = choose_specimen(model, tuned, hints.specimen)
-        anatomy = examine(specimen, example=hints.example, patterns=hints.roles, writers=writers)
+        roles = {**rules.named_roles, **(hints.roles or {})}
+        anatomy = examine(specimen, example=hints.example, patterns=roles, writers=writers)
     own = OwnFactors(model, tuned, anatomy, hints.example)
     ratios = Ratios(anatomy, *_shapes(model, tuned, anatomy))
     parameters = {}
+    further = {axis: ratios.along(parameter, dimension) for axis, parameter, dimension in rules.axes}
     for name, shape in ratios.shapes.items():
+        place = (name, anatomy.template(name), anatomy.part(name), shape)
         muon = _muon_factor(name, ratios)
-        parameters[name] = Resolved(
-            name, anatomy.template(name), anatomy.part(name), shape, *ratios.of(name), muon=muon
-        )
-    placed = tuple(_place_multipliers(own, parameters, ratios, rules))
+        parameters[name] = Resolved(*place, *ratios.of(name), muon=muon, width=ratios.m_N, further=further)
+    placed = tuple(place_multipliers(own, parameters, ratios, rules))
     buffers = tuple(name for name, b in model.named_buffers() if b.is_meta)
     with_c = with_folds(parameters, placed, anatomy)
-    return Scaling(model, rules, "multiplier", ratios.base, ratios.target, anatomy, with_c, placed, buffers), own
+    shapes = (ratios.base, ratios.target)
+    scaling = Scaling(
+        model, rules, "multiplier", *shapes, anatomy, with_c, placed, buffers, _constructed(model, with_c)
+    )
+    return scaling, own
+
+
+def _constructed(model: nn.Module, parameters: Table) -> dict[str, torch.Tensor]:
+    """The values of the parameters that keep what their constructor gave them."""
+    kept = {name: p for name, p in named_parameters(model) if parameters[name].part.kept}
+    return {name: p.detach().clone() for name, p in kept.items() if not p.is_meta}
 
 
 def _shapes(model: nn.Module, base: Base, anatomy: Anatomy) -> tuple[Shapes, Shapes | Shape]:
@@ -182,68 +218,6 @@ def _muon_factor(name: str, ratios: Ratios) -> float:
     return factor(ratios.shapes[name]) / factor(base)
 
 
-def _place_multipliers(own: OwnFactors, parameters: Table, ratios: Ratios, rules: Rules) -> list[Multiplier]:
-    """The multipliers of this model, with every module that they act on."""
-    anatomy = ratios.anatomy
-    modules = [plain(name) for name, _ in own.model.named_modules()]
-
-    def multiplier(kind: multipliers.Kind, factor: float, sites: set[str | None], names: set[str]) -> Multiplier:
-        hooked = () if None in sites else tuple(n for n in modules if anatomy.template(n) in sites)
-        return Multiplier(kind, factor, hooked, tuple(r.name for r in parameters.values() if r.template in names))
-
-    placed = []
-    for stack in anatomy.stacks:
-        branches = [b for b in anatomy.branches if any(p.startswith(stack.stem) for p in b.parameters)]
-        sites = {b.module for b in branches}
-        factor = rules.branch(1.0, ratios.depth[stack.stem])
-        m = multiplier("branch", factor, sites, {p for b in branches for p in b.parameters})
-        if m.modules and len(m.modules) != len(sites) * stack.depth(parameters):
-            what = f"some blocks of '{stack.stem}*' hold the modules that write to the stream under another name"
-            raise UserError(what, fix="call parametrize before you wrap the blocks")
-        placed.append(m)
-    m_readout = parameters[anatomy.width[0]].m_N
-    readout = anatomy.readout
-    placed.append(multiplier("logits", rules.logits(m_readout), {readout.module}, set(readout.parameters)))
-    for table, scale in anatomy.tables.items():
-        if _is_root_of_width(scale, ratios, own):
-            site = table.removesuffix(".weight")
-            placed.append(multiplier("embedding", rules.embedding(ratios.m_N), {site}, {table}))
-    if own.base.model is not None:
-        placed += _attention_multipliers(own.model, own.base.model, ratios, rules)
-    return placed
-
-
-def _attention_multipliers(model: nn.Module, base: nn.Module, ratios: Ratios, rules: Rules) -> list[Multiplier]:
-    placed: dict[float, Multiplier] = {}
-    for here, there in grown_heads(model, base, ratios.anatomy, ratios.target.width, ratios.base.width):
-        factor = rules.attention(here.head_size / there.head_size) / (here.scale / there.scale)
-        if not rules.attention.width or abs(factor - 1) < 1e-9:
-            continue
-        site = here.query_site(there)
-        names = tuple(f"{site}.{name}" for name, _ in model.get_submodule(site).named_parameters())
-        m = placed.get(factor, Multiplier("attention", factor, (), ()))
-        placed[factor] = replace(m, modules=(*m.modules, site), parameters=(*m.parameters, *names))
-    return list(placed.values())
-
-
-def _is_root_of_width(scale: float, ratios: Ratios, own: OwnFactors) -> bool:
-    """Gemma multiplies its embeddings by sqrt(N), a width factor that the rules do not want.
-
-    One number cannot distinguish sqrt(N) from a constant that happens to be equal, so the factor is also measured at
-    the model's own width, if the model can be run.
-    """
-
-    def is_root(value: float, width: int) -> bool:
-        return value > 1.01 and abs(value / math.sqrt(width) - 1) < 1e-2
-
-    width, specimen_width = ratios.target.width, ratios.anatomy.specimen_width
-    if not is_root(scale, specimen_width) or width == specimen_width:
-        return is_root(scale, specimen_width)
-    if on_meta(own.model) or size(own.model) > LARGEST_CHECKED:
-        return True
-    return any(is_root(value, width) for value in own.here.tables.values())
-
-
 def with_folds(parameters: Table, placed: Sequence[Multiplier], anatomy: Anatomy) -> Table:
     """The parameters with c, the factor that each holds in the folded form."""
     folds = dict.fromkeys(parameters, 1.0)
@@ -256,16 +230,3 @@ def with_folds(parameters: Table, placed: Sequence[Multiplier], anatomy: Anatomy
                 if r.template in anatomy.readout.parameters:
                     folds[name] /= m.factor
     return {name: replace(r, fold=folds[name]) for name, r in parameters.items()}
-
-
-def _refuse_own_multipliers(scaling: Scaling, own: OwnFactors) -> None:
-    """A model that already scales its branches or logits with its size would be scaled twice."""
-    model = scaling.model
-    if own.base.factory is None or on_meta(model) or size(model) > LARGEST_CHECKED or own.at_base is None:
-        return
-    for name, value in own.here.sites.items():
-        at_base = own.at_base.sites[scaling.anatomy.template(name)]
-        if abs(value / at_base - 1) > 0.02:
-            sizes = f"{at_base:.4g} at the base, {value:.4g} here"
-            what = f"the model itself multiplies '{name}' by a factor that depends on its size: {sizes}"
-            raise UserError(what, fix="switch that off and let the rules do it; to check the model as it is, use audit")

@@ -6,12 +6,13 @@ and the meta device. Methods look the tensors up when they are called.
 
 import hashlib
 import math
+import warnings
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from completep.anatomy.names import named_parameters, unwrap
 from completep.anatomy.roles import Anatomy, Part
@@ -22,6 +23,8 @@ from completep.rules.explain import Explanation, Row, summary
 from completep.rules.fold import Optimizers, Schedulers, move
 from completep.rules.multipliers import Multiplier, Style
 from completep.rules.table import Column, Folded, Role, Rule, Rules, known_rules, optimizer_kind
+from completep.rules.weights import Origin, as_constructed, is_loaded, is_sharded, mark_initialised, whole
+from completep.tuned import TunedValues
 
 FORMAT = 1
 
@@ -49,15 +52,22 @@ class Resolved:
     m_L: float
     fold: float = 1.0  # c, if a multiplier folds into this parameter: W' = cW
     muon: float = 1.0  # change of sqrt(fan_out / fan_in), without what torch's Muon does itself
+    width: float = 1.0  # m_N of the model
+    further: Mapping[str, float] = field(default_factory=dict)  # ratios of further axes, such as experts
 
     @property
     def role(self) -> Role:
         return self.part.role
 
+    def ratios(self, rule: Rule) -> tuple[float, float, float, Mapping[str, float]]:
+        """What the powers of a rule are powers of."""
+        fans = (self.width, self.width) if rule.by_model else (self.m_N, self.m_out)
+        return fans[0], self.m_L, fans[1], self.further
+
     def factors(self, rule: Rule, column: Column, c: float) -> Factors:
         """The row of the table for this parameter, in the coordinates W' = cW."""
         folded, muon = Folded.by(c, column), self.muon if column is Column.MUON else 1.0
-        ratios = (self.m_N, self.m_L, self.m_out)
+        ratios = self.ratios(rule)
         lr, eps = rule.lr(*ratios) * folded.lr * muon, rule.eps(*ratios) * folded.eps
         decay = rule.weight_decay(*ratios) * folded.weight_decay / muon if self.role.trait.decayed else 0.0
         return Factors(rule.init_std(*ratios) * c, lr, decay, eps)
@@ -76,6 +86,10 @@ class Scaling:
     parameters: dict[str, Resolved]
     multipliers: tuple[Multiplier, ...]
     meta_buffers: tuple[str, ...] = ()  # those on the meta device when the model was parametrized
+    constructed: dict[str, Tensor] = field(default_factory=dict)  # first values of the parts that keep them
+    unchecked: tuple[str, ...] = ()  # what could not be checked when the model was parametrized
+    origin: Origin = field(default_factory=Origin)  # where the weights come from
+    tuned: TunedValues | None = None  # what `init_` and `param_groups` take where nothing is given
 
     @property
     def m_N(self) -> float:
@@ -114,50 +128,92 @@ class Scaling:
     def settings(self, name: str, column: Column = Column.ADAM) -> Factors:
         """The factors on std, lr, weight decay and eps for a parameter, in the present style."""
         r = self.parameters[name]
-        return r.factors(self.rules.rule(r.role, column), column, self.fold_factor(name))
+        return r.factors(self.rules.rule_of(r.template, r.role, column), column, self.fold_factor(name))
+
+    def take(self, tuned: TunedValues) -> None:
+        """Use tuned values by default. They hold for the base and the rules that they were tuned with."""
+        if (tuned.base, tuned.rules) != (self.base, self.rules.key):
+            a, b = tuned.base, self.base
+            raise UserError(
+                f"the values were tuned at {a.width} × {a.depth} under {tuned.rules}; this model's base is "
+                f"{b.width} × {b.depth}, its rules are {self.rules.key}",
+                fix="parametrize with the base and the rules that were tuned, or tune again",
+            )
+        if tuned.verdict != "PASS":
+            warnings.warn(f"the transfer of the tuned values is {tuned.verdict}: {tuned.why}", stacklevel=3)
+        self.tuned = tuned
+
+    def _tuned(self, name: str) -> float | None:
+        return None if self.tuned is None else self.tuned.number(name)
 
     # -- starting values -------------------------------------------------------------------------
 
-    def init_(self, std: float = 0.02, *, seed: int = 0, buffers_filled: bool = False) -> "Scaling":
-        """Fill every trainable parameter. Frozen parameters are not changed.
+    def init_(
+        self, std: float | None = None, *, seed: int = 0, buffers_filled: bool = False, overwrite: bool = False
+    ) -> "Scaling":
+        """Fill every trainable parameter. Frozen ones are not changed. `std` is by default the tuned one, or 0.02.
 
         A value depends only on the seed and the parameter's name: not on construction order, device, rank count or
-        sharding. Buffers that came from the meta device hold garbage after to_empty(): fill them yourself, then pass
-        `buffers_filled=True`.
+        sharding. A parameter that the table does not start (a gate or decay whose role you gave) keeps the values of
+        its constructor. Buffers and such parameters hold garbage if the model came from the meta device: fill them
+        yourself after to_empty(), then pass `buffers_filled=True`. Weights that were loaded are only overwritten with
+        `overwrite=True`.
         """
-        _check("std", std)
+        std = _check("std", 0.02 if (known := std if std is not None else self._tuned("std")) is None else known)
+        if is_loaded(self.model, self.origin) and not overwrite:
+            kind = type(self.model).__name__
+            what = f"the weights of this {kind} were loaded or set after its constructor: init_ would overwrite them"
+            raise UserError(what, fix="leave init_ out to train on from them, or pass overwrite=True")
+        unfilled = [] if buffers_filled else list(self.meta_buffers)
         for name, parameter in self.tensors():
             if not parameter.requires_grad:
                 continue
             if parameter.is_meta:
                 what = f"'{name}' is on the meta device and has no memory to fill"
                 raise UserError(what, fix="call model.to_empty(device=…) first, then init_")
-            _fill(parameter, self._start(self.parameters[name], std, seed, parameter))
-        if self.meta_buffers and not buffers_filled:
-            what = f"the parameters are filled, but buffers from the meta device are not: {some(self.meta_buffers)}"
+            r = self.parameters[name]
+            if r.part.kept and r.part.constant is None and name not in self.constructed:
+                if not buffers_filled:
+                    unfilled.append(name)
+                    continue
+                self.constructed[name] = parameter.detach().clone()
+            _fill(parameter, self._start(r, std, seed, parameter))
+        if unfilled:
+            what = f"the parameters are filled, but these keep constructor values, lost on meta: {some(unfilled)}"
             raise UserError(what, fix="fill them from a real model, then call init_(…, buffers_filled=True)")
         for module in self.model.modules():
             if isinstance(module, nn.Embedding) and module.padding_idx is not None and module.weight.requires_grad:
                 with torch.no_grad():
                     module.weight[module.padding_idx] = 0.0
+        mark_initialised(self.model, self.origin)
         return self
 
     def _start(self, r: Resolved, std: float, seed: int, parameter: nn.Parameter) -> Tensor | float:
+        c = self.fold_factor(r.name)
+        if r.part.kept:
+            values = self.constructed.get(r.name)
+            return r.part.folded(r.part.constant or 0.0, c) if values is None else r.part.folded(values, c)
         if r.role.trait.start == "constant":
-            return r.part.folded(r.part.start, self.fold_factor(r.name))
+            return r.part.folded(r.part.start, c)
         digest = hashlib.sha256(f"{seed}/{r.name}".encode()).digest()
         generator = torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8]) >> 1)
         noise = torch.randn(r.shape, generator=generator, device="cpu")
         noise = noise.double() if parameter.dtype == torch.float64 else noise
         return noise.mul_(std * self.settings(r.name).init_std)
 
+    def _start_in_words(self, r: Resolved, std: float) -> str:
+        c = self.fold_factor(r.name)
+        if r.part.kept:
+            return "as constructed" if c == 1.0 else f"{c:.4g} × as constructed"
+        return f"N(0, {std:.4g}²)" if r.role.trait.start == "random" else f"{r.part.folded(r.part.start, c):g}"
+
     # -- optimizer -------------------------------------------------------------------------------
 
     def param_groups(
         self,
-        lr: float,
+        lr: float | None = None,
         *,
-        weight_decay: float = 0.0,
+        weight_decay: float | None = None,
         eps: float | None = None,
         optimizer: str | type[torch.optim.Optimizer] = "adamw",
         roles: Collection[Role] | None = None,
@@ -166,11 +222,12 @@ class Scaling:
 
         Each group has its `lr`, `weight_decay` and `eps`, the factor `lr_scale` (lr = lr_scale × the base lr), and the
         `roles` and `names` in it. Schedulers that multiply keep the ratios. OneCycleLR and CyclicLR assign learning
-        rates, so give them `max_lr=[g["lr"] for g in optimizer.param_groups]`.
+        rates, so give them `max_lr=[g["lr"] for g in optimizer.param_groups]`. What you leave out is the tuned value,
+        if `parametrize` was given one; otherwise there is no weight decay, and `eps` is the optimizer's own.
         """
         kind = optimizer_kind(optimizer)
-        _check("lr", lr)
-        _check("weight_decay", weight_decay)
+        lr, weight_decay = self._base_values(lr, weight_decay)
+        eps = self._tuned("eps") if eps is None and kind.eps is not None else eps
         if weight_decay and not kind.decoupled:
             what = f"{optimizer!r} adds weight decay to the gradient and then normalises it, so no rule can scale it"
             raise UserError(what, fix="use AdamW, whose weight decay is decoupled, or weight_decay=0")
@@ -202,7 +259,46 @@ class Scaling:
             roles_in_group = list(dict.fromkeys(str(self.parameters[n].role) for n in names))
             own = {"params": [tensors[n] for n in names], "roles": roles_in_group, "names": names}
             groups.append({**own, **settings[key], **more})
+        self._warn_of_constructor_weights(tensors)
         return groups
+
+    def _base_values(self, lr: float | None, weight_decay: float | None) -> tuple[float, float]:
+        """What was given, or else what was tuned."""
+        lr = self._tuned("lr") if lr is None else lr
+        weight_decay = self._tuned("weight_decay") if weight_decay is None else weight_decay
+        if lr is None:
+            raise UserError("no learning rate is given, and none was tuned", fix="param_groups(lr=…)")
+        if weight_decay is None and self.tuned is not None and (tau := self.tuned.number("tau")) is not None:
+            raise UserError(
+                f"tau = {tau:g} was tuned, and the weight decay that it gives depends on the number of steps",
+                fix=f"param_groups(weight_decay=1 / ({tau:g} * {lr:g} * steps))",
+            )
+        decay = 0.0 if weight_decay is None else weight_decay
+        return _check("lr", lr), _check("weight_decay", decay)
+
+    def _warn_of_constructor_weights(self, tensors: Mapping[str, Tensor]) -> None:
+        """Weights that neither `init_` nor a checkpoint has filled do not have the table's starting size."""
+        drawn = [n for n, r in self.parameters.items() if r.role.trait.start == "random" and r.fold == 1.0]
+        trained = [n for n in drawn if tensors[n].requires_grad]  # folding changes the others
+        known = self.origin.initialised or is_loaded(self.model, self.origin)
+        scaled = any(self.settings(name).init_std != 1.0 for name in trained)
+        if scaled and not known and as_constructed(tensors, self.origin, trained):
+            what = "the weights are as the constructor made them, not as the rules start them"
+            warnings.warn(f"{what}; call scaling.init_(std=…) first, or load a checkpoint", stacklevel=3)
+
+    def check_ratios(self, *optimizers: torch.optim.Optimizer) -> None:
+        """Raise an error if the learning rates have lost their ratios, as a scheduler with one floor makes them.
+
+        `param_groups` cannot see the scheduler. Call this at any step, for example after the last one of a test run.
+        """
+        for optimizer in optimizers:
+            rates = {group["lr"] / group["lr_scale"]: group["names"] for group in optimizer.param_groups}
+            low, high = min(rates, default=0.0), max(rates, default=0.0)
+            if not high - low <= 1e-6 * high:
+                what = f"the learning rates no longer have the rules' ratios: {some(rates[low], 2)} stand at a base"
+                what += f" rate of {low:.4g}, {some(rates[high], 2)} at {high:.4g}"
+                fix = "give the scheduler no floor (eta_min=0), or use a LambdaLR whose factor stops at your floor"
+                raise UserError(what, fix=fix)
 
     def _roles(self, roles: Collection[Role] | None, column: Column) -> set[Role]:
         known = self.rules.columns.get(column, {})
@@ -222,7 +318,7 @@ class Scaling:
             return torch.tensor(0.0)
         norms = [torch.linalg.vector_norm(grad) * self.fold_factor(name) for name, grad in grads.items()]
         total = torch.linalg.vector_norm(torch.stack(norms))
-        return total.full_tensor() if isinstance(total, DTensor) else total
+        return whole(total)
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Like torch.nn.utils.clip_grad_norm_, with the norm that the unfolded model would have."""
@@ -262,6 +358,26 @@ class Scaling:
         self.style = style
         return self
 
+    @contextmanager
+    def folded(self) -> Iterator[nn.Module]:
+        """The model in the folded style inside a `with` block, for saving it as an ordinary model.
+
+        Afterwards weights and gradients are bit for bit what they were.
+        """
+        before = {n: (p.detach().clone(), None if p.grad is None else p.grad.clone()) for n, p in self.tensors()}
+        moved = {n: tensors for n, tensors in before.items() if self.parameters[n].fold != 1.0}
+        style = self.style
+        self.fold()
+        try:
+            yield self.model
+        finally:
+            if style == "multiplier":
+                self.unfold()
+                for name, parameter in self.tensors():
+                    if name in moved:
+                        parameter.data.copy_(moved[name][0])
+                        parameter.grad = moved[name][1]
+
     def on(self, model: nn.Module) -> "Scaling":
         """The same scaling for a copy of the model (deepcopy, or the same class with these weights loaded)."""
         theirs = {name: tuple(p.shape) for name, p in named_parameters(unwrap(model))}
@@ -270,7 +386,7 @@ class Scaling:
             different = sorted(n for n in theirs.keys() | ours.keys() if theirs.get(n) != ours.get(n))
             what = f"this model has other parameters than the one that was parametrized: {some(different)}"
             raise UserError(what, fix="call parametrize on it")
-        return replace(self, model=unwrap(model))
+        return replace(self, model=unwrap(model), origin=replace(self.origin))
 
     # -- checkpoints and explanation -------------------------------------------------------------
 
@@ -279,7 +395,7 @@ class Scaling:
         table: dict[str, dict[str, object]] = {}
         for r in self.parameters.values():
             ratios = {key: getattr(r, key) for key in ("m_N", "m_out", "m_L", "fold")}
-            factors = asdict(r.factors(self.rules.rule(r.role), Column.ADAM, 1.0))
+            factors = asdict(r.factors(self.rules.rule_of(r.template, r.role), Column.ADAM, 1.0))
             table[r.template] = {"role": str(r.role), **ratios, **factors}
         return {
             "format": FORMAT,
@@ -310,15 +426,19 @@ class Scaling:
         rows = []
         for name, parameter in self.tensors():
             r, f = self.parameters[name], self.settings(name)
-            random = r.role.trait.start == "random"
-            start = r.part.folded(r.part.start, self.fold_factor(name))
-            init = f"N(0, {std * f.init_std:.4g}²)" if random else f"{start:g}"
-            settings = (init, lr * f.lr, weight_decay * f.weight_decay, eps * f.eps, forward.get(name, 1.0))
-            origin = (self.rules.rule(r.role).source, r.template, parameter.requires_grad)
+            settings = (
+                self._start_in_words(r, std * f.init_std),
+                lr * f.lr,
+                weight_decay * f.weight_decay,
+                eps * f.eps,
+                forward.get(name, 1.0),
+            )
+            origin = (self.rules.rule_of(r.template, r.role).source, r.template, parameter.requires_grad)
             rows.append(Row(name, str(r.role), r.shape, r.m_N, r.m_L, *settings, *origin))
         model, rules = type(self.model).__name__, self.rules
         sizes = (self.base, self.target, self.m_N, self.m_L)
-        return Explanation(model, rules.key, rules.name, self.style, *sizes, self.factors(), tuple(rows))
+        found = (self.factors(), tuple(rows), self.unchecked)
+        return Explanation(model, rules.key, rules.name, self.style, *sizes, *found)
 
 
 def _check(name: str, value: float) -> float:
@@ -331,7 +451,10 @@ def _fill(parameter: nn.Parameter, value: Tensor | float) -> None:
     with torch.no_grad():
         if not isinstance(value, Tensor):
             parameter.fill_(value)
-        elif isinstance(parameter, DTensor):  # sharded: every rank draws the whole tensor and keeps its part
+        elif is_sharded(parameter):  # every rank draws the whole tensor and keeps its part
+            from torch.distributed.tensor import DTensor, distribute_tensor
+
+            assert isinstance(parameter, DTensor)
             full = value.to(parameter.device)
             parameter.copy_(distribute_tensor(full, parameter.device_mesh, parameter.placements, src_data_rank=None))
         else:

@@ -10,6 +10,7 @@ Everything is relative to the base model: at m_N = m_L = 1 every factor is exact
 Rows that are not in the paper are in the same table, with their source.
 """
 
+import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -19,6 +20,12 @@ from completep.errors import UserError
 
 TABLE_1 = "CompleteP, Table 1"
 OVER_HEADS = "Complete(d)P, arXiv 2512.22382: the gradient sums over heads"
+EXPERTS = "measured (docs/derive.md): a hidden weight with one fan-out per expert; cf. Jiang et al., arXiv 2601.20205"
+ROUTER = (
+    "derived: a hidden weight, once its gradient has aligned (docs/rules.md); arXiv 2601.20205 prints ε m_N^-1 m_L^-1"
+)
+VECTORS = "derived: acts as a gain or bias inside a branch; measured on sinks, layer scales, decays (docs/rules.md)"
+HEADS = "derived: a hidden layer after the stream, so nothing depends on the depth; measured (docs/rules.md)"
 WEIGHT_DECAY = "CompleteP, App. D.4: λ·η, the shrinkage per step, stays width-free"
 
 
@@ -28,10 +35,15 @@ class Role(StrEnum):
     EMBEDDING = "embedding"  # token and position tables, input projections
     EMBEDDING_BIAS = "embedding bias"  # bias of an input projection
     HIDDEN = "hidden weight"  # every matrix inside a residual branch
+    EXPERT = "expert weight"  # a tensor that stacks one matrix per expert
+    ROUTER = "router"  # the matrix that chooses and weighs experts
     HIDDEN_BIAS = "hidden bias"  # every linear bias inside a branch
     BLOCK_NORM = "block norm"  # gain and bias of the norms inside a block
+    BLOCK_VECTOR = "block vector"  # acts entry by entry inside a block: gates, decays, layer scales, attention sinks
     QK_NORM = "QK norm"  # per-head gains, shared over heads
     FINAL_NORM = "final norm"  # after the last block; also a norm right after the embedding
+    HEAD = "head weight"  # a matrix between the stream and the readout, as in an MLM head
+    HEAD_BIAS = "head bias"
     UNEMBEDDING = "unembedding"  # the readout matrix
     UNEMBEDDING_BIAS = "unembedding bias"
 
@@ -56,16 +68,24 @@ class Trait:
     matrix: bool = False
     inside: bool = False  # inside a block
     acts_on: Literal["stream", "logits"] = "stream"  # where its update becomes visible
+    shared: bool = False  # by all heads, whose gradients cancel at init and align in training
+    routed: bool = False  # it has a part per expert, which sees only the tokens that a router sends to it
+    bare: bool = False  # no module holds it, so its gradient is watched where it meets an activation
 
 
 TRAITS: Mapping[Role, Trait] = {
     Role.EMBEDDING: Trait("model", start="random", decayed=True, matrix=True),
     Role.EMBEDDING_BIAS: Trait("model"),
     Role.HIDDEN: Trait("matrix", start="random", decayed=True, matrix=True, inside=True),
+    Role.EXPERT: Trait("matrix", start="random", decayed=True, matrix=True, inside=True, routed=True),
+    Role.ROUTER: Trait("matrix", start="random", decayed=True, matrix=True, inside=True),
     Role.HIDDEN_BIAS: Trait("vector", inside=True),
     Role.BLOCK_NORM: Trait("vector", inside=True),
-    Role.QK_NORM: Trait("fixed", inside=True),
+    Role.BLOCK_VECTOR: Trait("vector", inside=True, bare=True),
+    Role.QK_NORM: Trait("fixed", inside=True, shared=True),
     Role.FINAL_NORM: Trait("vector", acts_on="logits"),
+    Role.HEAD: Trait("matrix", start="random", decayed=True, matrix=True, acts_on="logits"),
+    Role.HEAD_BIAS: Trait("vector", acts_on="logits"),
     Role.UNEMBEDDING: Trait("readout", start="random", decayed=True, matrix=True, acts_on="logits"),
     Role.UNEMBEDDING_BIAS: Trait("fixed", acts_on="logits"),
 }
@@ -73,7 +93,7 @@ TRAITS: Mapping[Role, Trait] = {
 
 @dataclass(frozen=True)
 class Power:
-    """The factor m_N^width · m_out^out · m_L^depth.
+    """The factor m_N^width · m_out^out · m_L^depth, and powers of the ratios of further axes, by name.
 
     For a matrix, m_N is the ratio of its fan-in to the base's fan-in, and m_out is the same ratio for the fan-out.
     In a plain transformer both are N / N_base. They differ where a dimension does not grow with the width
@@ -83,17 +103,35 @@ class Power:
     width: float = 0.0
     depth: float = 0.0
     out: float = 0.0
+    further: tuple[tuple[str, float], ...] = ()  # (axis, exponent)
 
-    def __call__(self, m_N: float, m_L: float = 1.0, m_out: float | None = None) -> float:
+    def __call__(
+        self, m_N: float, m_L: float = 1.0, m_out: float | None = None, further: Mapping[str, float] | None = None
+    ) -> float:
         m_out = m_N if m_out is None else m_out
-        return float(float(m_N) ** self.width * float(m_out) ** self.out * float(m_L) ** self.depth)
+        others = math.prod(float((further or {}).get(axis, 1.0)) ** exponent for axis, exponent in self.further)
+        return float(float(m_N) ** self.width * float(m_out) ** self.out * float(m_L) ** self.depth * others)
+
+    @staticmethod
+    def of(exponents: Mapping[str, float]) -> "Power":
+        """From exponents by axis: "width", "depth", and further ones."""
+        further = tuple((axis, e) for axis, e in exponents.items() if axis not in ("width", "depth") and e)
+        return Power(exponents.get("width", 0.0), exponents.get("depth", 0.0), 0.0, further)
+
+    def __truediv__(self, other: "Power") -> "Power":
+        axes = dict(self.further)
+        for axis, exponent in other.further:
+            axes[axis] = axes.get(axis, 0.0) - exponent
+        further = tuple((axis, e) for axis, e in axes.items() if e)
+        return Power(self.width - other.width, self.depth - other.depth, self.out - other.out, further)
 
     def keep(self, *, width: bool, depth: bool) -> "Power":
-        """This power, without its width or depth factors where those are False."""
-        return Power(self.width * width, self.depth * depth, self.out * width)
+        """This power, without its width or depth factors where those are False. Further axes go with the width."""
+        return Power(self.width * width, self.depth * depth, self.out * width, self.further if width else ())
 
 
 ONE = Power()
+RANDOM_SUM = Power(width=1 / 2)  # how a sum of independent terms grows with their number: a product at init, q·k
 
 
 @dataclass(frozen=True)
@@ -105,10 +143,29 @@ class Rule:
     weight_decay: Power = ONE
     eps: Power = ONE
     source: str = TABLE_1
+    by_model: bool = False  # its powers are of the ratios of the whole model, not of the tensor's own fans
 
     def keep(self, *, width: bool, depth: bool) -> "Rule":
         names = ("init_std", "lr", "weight_decay", "eps")
         return replace(self, **{name: getattr(self, name).keep(width=width, depth=depth) for name in names})
+
+
+@dataclass(frozen=True)
+class NamedRow:
+    """A row for one parameter instead of a role, as `derive` measures it. Its powers are of the model's ratios."""
+
+    template: str
+    rule: Rule  # for the Adam family
+    role: Role | None = None  # what it is taken for, if its role cannot be found: its place, and matrix or vector
+
+    def in_column(self, column: "Column") -> Rule | None:
+        """The rule for another optimizer. SGD's step is the gradient, whose size is that of ε."""
+        if column is Column.ADAM:
+            return self.rule
+        if column is not Column.SGD:
+            return None
+        lr = self.rule.lr / self.rule.eps
+        return replace(self.rule, lr=lr, weight_decay=ONE / lr, eps=ONE)
 
 
 class Column(StrEnum):
@@ -133,6 +190,24 @@ class Rules:
     logits: Power  # on the product of the readout matrix with the final stream; the bias stays outside
     attention: Power  # the scale wanted on q·k, relative to the base's, in d_head / d_head_base
     embedding: Power  # on an embedding that the model itself multiplies by sqrt(N), as Gemma does
+    named: tuple[NamedRow, ...] = ()  # rows by name, which come before the rows by role
+    axes: tuple[tuple[str, str, int], ...] = ()  # (further axis, a parameter that grows with it, along which dimension)
+
+    def rule_of(self, template: str, role: Role, column: Column = Column.ADAM) -> Rule:
+        """The rule of one parameter: the row with its name, or the one of its role."""
+        row = next((row for row in self.named if row.template == template), None)
+        if row is None:
+            return self.rule(role, column)
+        rule = row.in_column(column)
+        if rule is None:
+            what = f"the rule of '{template}' was measured for the Adam family and SGD, not for {column}"
+            raise UserError(what, fix="give it to AdamW: param_groups(..., roles=[...])")
+        return rule
+
+    @property
+    def named_roles(self) -> dict[str, Role]:
+        """The roles that the rows by name give to parameters without one."""
+        return {row.template: row.role for row in self.named if row.role is not None}
 
     def rule(self, role: Role, column: Column = Column.ADAM) -> Rule:
         rows = self.columns.get(column, {})
@@ -148,7 +223,13 @@ class Rules:
             column: {role: rule.keep(width=width, depth=depth) for role, rule in rows.items()}
             for column, rows in self.columns.items()
         }
-        return replace(self, columns=columns, **powers)
+        named = tuple(replace(row, rule=row.rule.keep(width=width, depth=depth)) for row in self.named)
+        return replace(self, columns=columns, named=named, **powers)
+
+    def without_width(self, exponent: float, m_N: float) -> float:
+        """The factor on an embedding that the model itself multiplies by N^exponent."""
+        root = self.embedding(m_N)  # for N^1/2
+        return float(root ** (2 * exponent))
 
     def effect(self, *, wider: bool, deeper: bool) -> Hashable:
         """What is left of the rules at a shape that is wider or deeper than the base, or neither.
@@ -157,7 +238,8 @@ class Rules:
         """
         kept = self.keep(width=wider, depth=deeper)
         rows = tuple((role, replace(rule, source="")) for role, rule in sorted(kept.columns[Column.ADAM].items()))
-        return rows, tuple(getattr(kept, name) for name in FORWARD)
+        named = tuple(replace(row, rule=replace(row.rule, source="")) for row in kept.named)
+        return rows, named, tuple(getattr(kept, name) for name in FORWARD)
 
     def __repr__(self) -> str:
         return f"<rules {self.name}>"
@@ -167,20 +249,26 @@ def _adam(a: float) -> dict[Role, Rule]:
     depth_lr = Power(depth=a - 1)  # Desideratum 2: each branch moves the stream by Θ(1/L)
     outer_eps = Power(width=-1)  # ε follows the gradient's own size (App. D.5)
     block_eps = Power(out=-1, depth=-a)  # a gradient is divided among the outputs that it flows back from
+    hidden = Rule(
+        init_std=Power(width=-1 / 2),
+        lr=Power(width=-1, depth=a - 1),
+        weight_decay=Power(width=1),
+        eps=block_eps,
+        source=f"{TABLE_1}; {WEIGHT_DECAY}",
+    )
     return {
         Role.EMBEDDING: Rule(eps=outer_eps),
         Role.EMBEDDING_BIAS: Rule(eps=outer_eps, source="derived: an embedding row that every input shares"),
-        Role.HIDDEN: Rule(
-            init_std=Power(width=-1 / 2),
-            lr=Power(width=-1, depth=a - 1),
-            weight_decay=Power(width=1),
-            eps=block_eps,
-            source=f"{TABLE_1}; {WEIGHT_DECAY}",
-        ),
+        Role.HIDDEN: hidden,
+        Role.EXPERT: replace(hidden, source=EXPERTS),  # its fan-out counts the experts, so ε also falls as 1/E
+        Role.ROUTER: replace(hidden, source=ROUTER),  # its fan-out is the number of experts, so ε does not see N
         Role.HIDDEN_BIAS: Rule(lr=depth_lr, eps=block_eps),
         Role.BLOCK_NORM: Rule(lr=depth_lr, eps=block_eps),
+        Role.BLOCK_VECTOR: Rule(lr=depth_lr, eps=block_eps, source=VECTORS),
         Role.QK_NORM: Rule(lr=depth_lr, eps=Power(depth=-a), source=OVER_HEADS),
         Role.FINAL_NORM: Rule(eps=outer_eps, source=f"{TABLE_1}; ε derived: the gradient passes the logit multiplier"),
+        Role.HEAD: replace(hidden.keep(width=True, depth=False), source=HEADS),
+        Role.HEAD_BIAS: Rule(eps=outer_eps, source=HEADS),
         Role.UNEMBEDDING: Rule(eps=outer_eps),
         Role.UNEMBEDDING_BIAS: Rule(source="derived: the bias stands outside the logit multiplier, so nothing scales"),
     }
@@ -194,19 +282,25 @@ def _sgd(a: float) -> dict[Role, Rule]:
     source = "derived from the gradient sizes of App. D.5; cf. Bordelon et al. 2024, Table 1"
     outer = Rule(lr=Power(width=1), weight_decay=Power(width=-1), source=source)
     vector = Rule(lr=Power(out=1, depth=2 * a - 1), source=source)
+    hidden = Rule(
+        init_std=Power(width=-1 / 2),
+        lr=Power(width=-1, out=1, depth=2 * a - 1),
+        weight_decay=Power(width=1, out=-1, depth=-a),
+        source=source,
+    )
     return {
         Role.EMBEDDING: outer,
         Role.EMBEDDING_BIAS: outer,
-        Role.HIDDEN: Rule(
-            init_std=Power(width=-1 / 2),
-            lr=Power(width=-1, out=1, depth=2 * a - 1),
-            weight_decay=Power(width=1, out=-1, depth=-a),
-            source=source,
-        ),
+        Role.HIDDEN: hidden,
+        Role.EXPERT: hidden,
+        Role.ROUTER: hidden,
         Role.HIDDEN_BIAS: vector,
         Role.BLOCK_NORM: vector,
+        Role.BLOCK_VECTOR: vector,
         Role.QK_NORM: Rule(lr=Power(depth=2 * a - 1), source=source),
         Role.FINAL_NORM: outer,
+        Role.HEAD: hidden.keep(width=True, depth=False),
+        Role.HEAD_BIAS: outer,
         Role.UNEMBEDDING: outer,
         Role.UNEMBEDDING_BIAS: Rule(source=source),
     }
@@ -339,6 +433,23 @@ def optimizer_kind(optimizer: object) -> OptimizerKind:
 def muon_shape_factor(fan_out: int, fan_in: int, rows: int, columns: int) -> float:
     """sqrt(fan_out / fan_in), without the sqrt(max(1, rows / columns)) that torch.optim.Muon applies itself."""
     return float((fan_out / fan_in / max(1.0, rows / columns)) ** 0.5)
+
+
+def power_of(value: float, ratio: float) -> float | None:
+    """The exponent, a multiple of 1/4, for which `value` is a power of `ratio`; None if there is none.
+
+    Measured numbers have rounding errors, and settings should not.
+    """
+    if not (math.isfinite(value) and value > 0):
+        return None
+    exponent = 0.0 if ratio == 1 else round(4 * math.log(value) / math.log(ratio)) / 4
+    return exponent if abs(value / ratio**exponent - 1) < 5e-3 else None
+
+
+def as_power(value: float, ratio: float) -> float:
+    """A measured value as the power of `ratio` that it is, or rounded to four digits if it is none."""
+    exponent = power_of(value, ratio)
+    return float(f"{value:.4g}") if exponent is None else float(ratio**exponent)
 
 
 @dataclass(frozen=True)

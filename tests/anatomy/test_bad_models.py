@@ -47,12 +47,6 @@ class InPlace(OuterSum):
         return self.out(self.norm(x))
 
 
-class DeepHead(OuterSum):
-    def __init__(self, width, depth):
-        super().__init__(width, depth)
-        self.out = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, VOCABULARY))
-
-
 class TwoInputs(OuterSum):
     def forward(self, ids, mask):
         return super().forward(ids) + 0 * mask.sum()
@@ -94,9 +88,8 @@ CASES = {
     "base is a model": (lambda: (small(), small()), "failed|returned|neither"),
     "factory returns no model": (lambda: (small(), lambda: 3), "returned int"),
     "weights shared over blocks": (lambda: widths(Shared), r"shared inside the blocks: branches.0.1.weight, bran"),
-    "a gate on every branch": (lambda: widths(Gated), "takes in the result of Mul"),
+    "a gate on every branch": (lambda: widths(Gated), "'gate' stands outside the blocks and multiplies"),
     "in-place stream": (lambda: widths(InPlace), "backward pass fails"),
-    "a head of several layers": (lambda: widths(DeepHead), "out.0|Gelu"),
     "forward wants more": (lambda: widths(TwoInputs), "forward failed on the example input: TypeError.*mask"),
     "forward gives no logits": (lambda: widths(OnlyLoss), "returned dict with no logits"),
     "not residual": (lambda: widths(NotResidual), "does not reach back to an embedding"),

@@ -4,10 +4,13 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
 
 from completep import Role, UserError, parametrize
 from completep.anatomy.blocks import find_stacks
-from tests.rules.zoo import EACH, ZOO, TorchEncoderLM, huggingface, roles_for, scale
+from tests.rules.zoo import EACH, VOCABULARY, ZOO, TorchEncoderLM, alternating, huggingface, roles_for, scale
 
 GOLDEN = Path(__file__).parent / "golden" / "roles.txt"  # checked by eye; one line per template
 pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of other people's models
@@ -93,10 +96,20 @@ SMALL = {
 }
 NO_RULE = {
     "post-ln": (lambda n, depth: TorchEncoderLM(n, depth, norm_first=False), "post-LN.*norm2"),
-    "bert": (huggingface("Bert", intermediate_size=64, is_decoder=True, **SMALL), "cls.predictions.transform"),
-    "mixtral": (
-        huggingface("Mixtral", num_key_value_heads=2, intermediate_size=64, num_local_experts=2, **SMALL),
-        "mixture of experts",
+    "bert": (huggingface("Bert", intermediate_size=64, is_decoder=True, **SMALL), "post-LN.*LayerNorm"),
+    "zamba2": (
+        huggingface(
+            "Zamba2",
+            mamba_d_state=8,
+            mamba_headdim=16,
+            n_mamba_heads=lambda n, _: n // 8,
+            chunk_size=8,
+            num_key_value_heads=2,
+            layers_block_type=alternating("mamba", "hybrid"),
+            intermediate_size=64,
+            **SMALL,
+        ),
+        r"one parameter is shared inside the blocks: model\.layers\.1\.shared_transformer",
     ),
     "factorised-embedding": (
         huggingface("OPT", word_embed_proj_dim=16, ffn_dim=64, max_position_embeddings=32, **SMALL),
@@ -111,3 +124,86 @@ NO_RULE = {
 def test_what_has_no_rule_is_refused_by_name(build, reason, style):
     with pytest.raises(UserError, match=reason):
         parametrize(build(64, 4), base=lambda: build(32, 2), style=style)
+
+
+def t5(width, depth):
+    import transformers
+
+    config = transformers.T5Config(
+        vocab_size=VOCABULARY, d_model=width, num_layers=depth, num_heads=width // 16, d_kv=16, d_ff=2 * width,
+        dropout_rate=0.0, pad_token_id=0, eos_token_id=0, decoder_start_token_id=0,
+    )  # fmt: skip
+    return transformers.T5ForConditionalGeneration(config)
+
+
+def whisper(width, depth):
+    import transformers
+
+    heads, inner = width // 16, 2 * width
+    config = transformers.WhisperConfig(
+        vocab_size=VOCABULARY, d_model=width, encoder_layers=depth, decoder_layers=depth, encoder_attention_heads=heads,
+        decoder_attention_heads=heads, encoder_ffn_dim=inner, decoder_ffn_dim=inner, num_mel_bins=8,
+        max_source_positions=8, max_target_positions=16, decoder_start_token_id=0, pad_token_id=0, bos_token_id=0,
+        eos_token_id=0,
+    )  # fmt: skip
+    return transformers.WhisperForConditionalGeneration(config)
+
+
+@pytest.mark.parametrize(("build", "given"), [(t5, "input_ids"), (whisper, "input_features")])
+def test_an_encoder_decoder_is_refused_with_the_stack_that_has_no_rule(build, given):
+    ids = torch.randint(1, VOCABULARY, (2, 6), generator=torch.Generator().manual_seed(0))
+    example = {given: ids if given == "input_ids" else torch.randn(2, 8, 16), "decoder_input_ids": ids}
+    with pytest.raises(UserError, match=r"no block of '.*encoder.*' adds anything to the residual stream") as e:
+        parametrize(build(64, 4), base=lambda: build(32, 2), example=example)
+    assert "parametrize the decoder alone" in e.value.fix
+
+
+class DiTBlock(nn.Module):
+    """adaLN-zero: shift, scale and gate of both branches come from the condition."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.norm1, self.norm2 = (nn.LayerNorm(width, elementwise_affine=False) for _ in range(2))
+        self.mix, self.up, self.down = nn.Linear(width, width), nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.modulation = nn.Linear(width, 6 * width)
+
+    def forward(self, x, c):
+        shift1, scale1, gate1, shift2, scale2, gate2 = self.modulation(F.silu(c)).chunk(6, -1)
+        x = x + gate1[:, None] * self.mix(self.norm1(x) * (1 + scale1[:, None]) + shift1[:, None])
+        h = self.norm2(x) * (1 + scale2[:, None]) + shift2[:, None]
+        return x + gate2[:, None] * self.down(F.gelu(self.up(h)))
+
+
+class DiT(nn.Module):
+    def __init__(self, width, depth, modulated=True):
+        super().__init__()
+        self.modulated = modulated
+        self.patches, self.classes = nn.Linear(12, width), nn.Embedding(10, width)
+        self.blocks = nn.ModuleList(DiTBlock(width) for _ in range(depth))
+        self.norm = nn.LayerNorm(width, elementwise_affine=not modulated)
+        self.modulation = nn.Linear(width, 2 * width) if modulated else None
+        self.out = nn.Linear(width, 12)
+
+    def forward(self, x, label):
+        x, c = self.patches(x), self.classes(label)
+        for block in self.blocks:
+            x = block(x, c)
+        x = self.norm(x)
+        if self.modulation is not None:
+            shift, scale = self.modulation(F.silu(c)).chunk(2, -1)
+            x = x * (1 + scale[:, None]) + shift[:, None]
+        return self.out(x)
+
+
+def test_a_dit_is_refused_for_its_last_modulation():
+    """Gates from a condition work inside the blocks. A matrix outside that modulates the last norm has no rule."""
+    example = (torch.randn(2, 4, 12), torch.tensor([1, 2]))
+    with pytest.raises(
+        UserError, match="'modulation' is a matrix outside the blocks, but neither input projection nor"
+    ):
+        parametrize(DiT(64, 4), base=lambda: DiT(32, 2), example=example)
+    given = {"roles": {"classes.weight": Role.EMBEDDING}, "example": example}
+    scaling = parametrize(DiT(64, 4, False), base=lambda: DiT(32, 2, False), **given)
+    assert scaling.parameters["blocks.0.down.weight"].fold == scaling.parameters["blocks.0.mix.weight"].fold == 0.5
+    assert scaling.parameters["blocks.0.modulation.weight"].fold == 1.0
+    assert scaling.parameters["blocks.0.modulation.weight"].role is Role.HIDDEN

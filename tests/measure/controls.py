@@ -1,4 +1,4 @@
-"""Mistakes that the coordinate check must catch, each with the roles it must blame: its negative controls."""
+"""Mistakes that the checks must catch, with what they must blame: their negative controls."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
@@ -31,6 +31,41 @@ def one_block_unscaled(width: int, depth: int) -> tuple[nn.Module, torch.optim.O
     scaling.init_(0.06, seed=torch.initial_seed())
     model.blocks[-1].multiplier = 1.0  # type: ignore[assignment]
     return model, torch.optim.AdamW(scaling.param_groups(2e-3, eps=1e-16), betas=(0.9, 0.95))
+
+
+def planted(
+    family: Callable[[int, int], nn.Module],
+    base: tuple[int, int],
+    fault: tuple[str, str, Axis, float],
+    width: int,
+    depth: int,
+    *,
+    std: float = 0.06,
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """CompleteP by hand, with one setting of one tensor × (size ratio)^exponent."""
+    tensor, setting, axis, exponent = fault
+    model = family(width, depth)
+    scaling = parametrize(model, base=lambda: family(*base), rules=COMPLETEP)
+    scaling.init_(std, seed=torch.initial_seed())
+    ratio = (width / base[0] if axis == "width" else depth / base[1]) ** exponent
+    groups = []
+    for name, p in model.named_parameters():
+        f = scaling.settings(name)
+        group = {"params": [p], "lr": 2e-3 * f.lr, "weight_decay": 0.1 * f.weight_decay, "eps": 1e-12 * f.eps}
+        groups.append(group)
+        if scaling.anatomy.template(name) != tensor:
+            continue
+        if setting == "init":
+            offset = scaling.anatomy.part(name).offset
+            with torch.no_grad():
+                p.add_(offset).mul_(ratio).sub_(offset)
+        elif setting == "multiplier":
+            module = model.get_submodule(name.rpartition(".")[0])
+            module.register_forward_hook(lambda m, args, out: out * ratio)
+        else:
+            key = {"learning rate": "lr", "epsilon": "eps", "weight decay": "weight_decay"}[setting]
+            group[key] *= ratio  # type: ignore[operator]
+    return model, torch.optim.AdamW(groups, betas=(0.9, 0.95))
 
 
 def unscaled(rules: Rules, column: str, roles: Collection[Role]) -> Rules:

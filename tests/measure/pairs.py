@@ -24,7 +24,7 @@ def ignores_its_size(width, depth):
 def diverges(width, depth):
     body, optimizer = right(width, depth)
     with torch.no_grad():
-        body.unembedding.weight.fill_(float("nan"))
+        body.unembedding.weight.fill_(3e38)
     return body, optimizer
 
 
@@ -37,17 +37,52 @@ def frozen(width, depth):
     return body, torch.optim.AdamW(body.parameters(), lr=0.0)
 
 
-class Noisy(nn.Module):
-    """The decoder with dropout on its embedding."""
+def optimized(kind, **settings):
+    """A factory whose optimizer has these settings."""
 
-    def __init__(self, width, depth):
-        super().__init__()
-        self.body = model(width, depth)
-        self.drop = nn.Dropout(0.1)
-        self.body.embedding.register_forward_hook(lambda module, args, out: self.drop(out))
+    def factory(width, depth):
+        body, _ = right(width, depth)
+        optimizer = kind(body.parameters())
+        optimizer.param_groups[0] |= settings
+        return body, optimizer
 
-    def forward(self, tokens):
-        return self.body(tokens)
+    return factory
+
+
+def not_finite(width, depth):
+    body, optimizer = right(width, depth)
+    with torch.no_grad():
+        body.blocks[0].mlp.up.weight[0, 0] = float("nan")
+    return body, optimizer
+
+
+def strangers(width, depth):
+    return model(width, depth), torch.optim.AdamW(model(width, depth).parameters())
+
+
+class Divided(nn.Linear):
+    """A readout that divides inside its own forward, as the one of mup does."""
+
+    by = 1.0
+
+    def forward(self, x):
+        return super().forward(x / self.by)
+
+
+def divided(width, depth, power=1.0, tied=False):
+    """CompleteP with the logit multiplier inside the readout's class: 1 / m_N^power."""
+    body = model(width, depth)
+    scaling = parametrize(body, base=lambda: model(32, 2)).init_(0.06, seed=torch.initial_seed())
+    body.set_multipliers(branch=body.get_multipliers()[0], logits=1.0)
+    groups = scaling.param_groups(2e-3, eps=1e-12, weight_decay=0.1)
+    weight = body.embedding.weight if tied else body.unembedding.weight
+    if tied:
+        for group in groups:
+            group["params"] = [p for p in group["params"] if p is not body.unembedding.weight]
+    body.unembedding = Divided(width, weight.shape[0], bias=False)
+    body.unembedding.weight = weight
+    body.unembedding.by = (width / 32) ** power
+    return body, torch.optim.AdamW([g for g in groups if g["params"]], betas=(0.9, 0.95))
 
 
 class Keyed(nn.Module):

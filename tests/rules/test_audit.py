@@ -8,6 +8,10 @@ import torch
 
 from completep import COMPLETEP, MUP, SP, Role, Shape, UserError, alpha, audit, parametrize
 from completep.model.gpt import gpt
+from completep.rules import multipliers
+from completep.rules.weights import unmark
+from tests.measure import pairs
+from tests.rules import zoo
 from tests.rules.models import Model
 from tests.rules.training import VOCABULARY, slow
 
@@ -153,27 +157,170 @@ def test_trained_weights_need_no_init_check():
     assert audit(model, optimizer, base=small, check_init=False).passed
 
 
-def test_meta_models_are_audited_but_for_their_forward_pass():
+def test_meta_models_are_audited_but_for_their_starting_values():
     with torch.device("meta"):
         model = small(WIDTH, DEPTH)
     scaling = parametrize(model, base=small)
     optimizer = torch.optim.AdamW(scaling.param_groups(1e-2, weight_decay=0.1, eps=1e-10))
     found = audit(model, optimizer, base=small)
-    assert found.passed
-    assert "not checked" in found.notes[0]
+    assert found.verdict == "INCONCLUSIVE"
+    assert found.unchecked == ("the starting values, which a model on the meta device does not have",)
+    assert "Not checked: the starting values" in str(found)
+    assert audit(model, optimizer, base=small, check_init=False).verdict == "PASS"
+    model.set_multipliers(branch=1.0, logits=1 / M_N)
+    assert audit(model, optimizer, base=small).verdict == "FAIL"  # the forward pass is measured on a reduced copy
 
 
-def test_base_values_that_cannot_be_read_off_are_asked_for():
-    model, _ = theirs(COMPLETEP)
-    hidden = [p for p in model.parameters() if p.dim() > 1 and p is not model.embedding.weight]
-    optimizer = torch.optim.AdamW(
-        [{"params": hidden, "weight_decay": 0.1}, {"params": [model.embedding.weight], "weight_decay": 0}]
-    )
-    with pytest.raises(UserError, match="cannot read off the base value"):
-        audit(model, optimizer, base=small)
-    with pytest.raises(UserError, match="no embedding is in the optimizer"):
-        audit(model, torch.optim.AdamW(hidden), base=small)
-    assert not audit(model, optimizer, base=small, weight_decay=0.1).passed
+# -- the odd one out -------------------------------------------------------------------------------
+
+
+def divided(*roles):
+    def change(groups, model):
+        for g in of(groups, *roles):
+            g["lr"] /= M_N
+
+    return change
+
+
+def all_divided(groups, model):
+    for g in groups:
+        if "hidden weight" not in g["r"]:
+            g["lr"] /= M_N
+
+
+def swapped(groups, model):
+    for g in groups:
+        g["lr"] = 1e-2 * (1e-2 / g["lr"])
+
+
+def root_of_depth(groups, model):
+    model.set_multipliers(branch=M_L**-0.5, logits=1 / M_N)
+
+
+def base_pair():
+    model = small()
+    scaling = parametrize(model, base=small).init_(0.05)
+    return model, torch.optim.AdamW(scaling.param_groups(1e-2, weight_decay=0.1, eps=1e-10))
+
+
+ODD = [
+    ("embedding / m_N", divided("embedding"), "lr", {"embedding"}, "divided by m_N, which only hidden matrices need"),
+    ("final norm / m_N", divided("final norm"), "lr", {"final norm"}, "divided by m_N"),
+    ("swapped", swapped, "lr", {"hidden weight"}, "base and target are swapped"),
+    ("1/sqrt(m_L)", root_of_depth, "multiplier", {"branch multiplier"}, "1/sqrt(m_L), which is alpha=0.5"),
+]
+
+
+@pytest.mark.parametrize("with_optimizer", [False, True], ids=["base model", "base with its optimizer"])
+@pytest.mark.parametrize(("mistake", "quantity", "roles", "cause"), [m[1:] for m in ODD], ids=[m[0] for m in ODD])
+def test_the_odd_one_out_is_blamed(mistake, quantity, roles, cause, with_optimizer):
+    model, optimizer = theirs(COMPLETEP, mistake)
+    found = audit(model, optimizer, base=base_pair if with_optimizer else small)
+    assert {d.quantity for d in found.departures} == {quantity}
+    assert {d.role for d in found.departures} == roles
+    assert all(cause in d.cause for d in found.departures)
+
+
+def test_everything_divided_by_the_width_is_seen_with_the_bases_own_optimizer():
+    model, optimizer = theirs(COMPLETEP, all_divided)
+    found = audit(model, optimizer, base=base_pair)
+    assert "hidden weight" not in {d.role for d in found.departures}
+    assert {d.role for d in found.departures} >= {"embedding", "unembedding", "final norm", "block norm"}
+    assert {d.cause for d in found.departures} == {"divided by m_N, which only hidden matrices need"}
+
+
+def test_a_base_tuned_role_by_role_is_followed():
+    """Your base trains its embedding at another rate: the target must too."""
+
+    def pair(base_model, rate):
+        scaling = parametrize(base_model, base=small).init_(0.05)
+        groups = []
+        for name, p in base_model.named_parameters():
+            f, own = scaling.settings(name), rate if name.startswith("embedding") else 1.0
+            settings = {"lr": 1e-2 * own * f.lr, "weight_decay": 0.1 * f.weight_decay, "eps": 1e-10 * f.eps}
+            groups.append({"params": [p], **settings})
+        return base_model, torch.optim.AdamW(groups)
+
+    model, optimizer = pair(small(WIDTH, DEPTH), 8.0)
+    assert audit(model, optimizer, base=lambda: pair(small(), 8.0)).verdict == "PASS"
+    wrong = audit(model, optimizer, base=lambda: pair(small(), 1.0))
+    assert {d.role for d in wrong.departures} == {"embedding"}
+
+
+def test_a_missing_attention_factor_is_found():
+    """One false PASS of old: heads that grow without the factor on q·k."""
+    grown = {**zoo.LLAMA_LIKE, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": lambda n, _: n // 2}
+    llama = zoo.huggingface("Llama", **grown)
+
+    def build(width, depth, keep):
+        model = llama(width, depth)
+        scaling = parametrize(model, base=lambda: llama(32, 2)).init_(0.05)
+        if not keep:
+            multipliers.remove(model)
+            multipliers.install(model, tuple(m for m in scaling.multipliers if m.kind != "attention"))
+        return model, torch.optim.AdamW(scaling.param_groups(1e-2, weight_decay=0.1, eps=1e-10))
+
+    assert audit(*build(64, 4, keep=True), base=lambda: llama(32, 2)).verdict == "PASS"
+    found = audit(*build(64, 4, keep=False), base=lambda: llama(32, 2))
+    assert {(d.role, d.quantity) for d in found.departures} == {("attention multiplier", "multiplier")}
+    assert {round(d.expected, 4) for d in found.departures} == {round(0.5**0.5, 4)}
+
+
+class Scaled(Model):
+    """The multiplier on the stream: c·(x + f(x))."""
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = block(x) * (len(self.blocks) / 2) ** -0.5
+        return self.head(self.norm(x))
+
+
+def test_a_multiplier_on_the_stream_is_named():
+    model = Scaled(32, 6)
+    found = audit(model, torch.optim.AdamW(model.parameters()), base=lambda: Scaled(32, 2))
+    assert found.verdict == "FAIL"
+    assert [d.cause for d in found.departures] == [
+        "the multiplier acts on the stream itself: it belongs on the branch, x + c·f(x)"
+    ]
+    assert "everything else" in found.unchecked[0]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_multiplier_inside_the_readouts_own_forward_is_seen(tied):
+    """Counted as the logit multiplier; wrong, it is named; and parametrize does not add a second one."""
+    base = lambda: pairs.divided(32, 2, tied=tied)[0]  # noqa: E731
+    assert audit(*pairs.divided(64, 4, tied=tied), base=base).verdict == "PASS"
+    found = audit(*pairs.divided(64, 4, power=0.5, tied=tied), base=base)
+    assert [(d.name, d.role) for d in found.departures] == [("unembedding", "logits multiplier")]
+    assert found.departures[0].found == pytest.approx(2**-0.5, rel=1e-3)
+    model = pairs.divided(64, 4, tied=tied)[0]
+    model.set_multipliers(branch=1.0, logits=1.0)
+    unmark(model)
+    with pytest.raises(
+        UserError, match=r"'unembedding' by a factor that depends on its size: 1 at the base, 0\.5 here"
+    ):
+        parametrize(model, base=base)
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_folded_model_with_bare_branches(right):
+    """zoo's Oddity ends its branches in bare parameters: only its weights can hold the multiplier."""
+    build = zoo.ZOO["oddity"]
+    model = build(64, 6)
+    roles = zoo.roles_for("oddity")
+    scaling = parametrize(model, base=lambda: build(32, 2), style="folded", roles=roles).init_(0.05)
+    groups = scaling.param_groups(1e-2, weight_decay=0.1, eps=1e-10)
+    if not right:
+        groups[-1]["lr"] *= 2
+    found = audit(model, torch.optim.AdamW(groups), base=lambda: build(32, 2), roles=roles)
+    assert found.verdict == ("PASS" if right else "FAIL"), found
+
+
+def test_bad_base_pairs_are_named():
+    model, optimizer = theirs(COMPLETEP)
+    with pytest.raises(UserError, match=r"the base factory returned \(GPT, int\)"):
+        audit(model, optimizer, base=lambda: (small(), 3))
 
 
 def test_other_peoples_parameters_are_refused():

@@ -3,12 +3,15 @@
 import copy
 import dataclasses
 import json
+import re
 
 import pytest
 import torch
 
 from completep import COMPLETEP, SP, Shape, UserError, alpha, parametrize
 from completep.model.gpt import gpt
+from completep.report.document import number
+from completep.report.terminal import as_text
 from completep.rules.parametrize import explain
 from tests.rules.zoo import LLAMA_LIKE, ZOO, OuterSum, huggingface
 
@@ -47,7 +50,7 @@ def test_folded_rows_show_the_weights_instead():
 
 def test_explain_agrees_with_the_optimizer_groups():
     for style in ("multiplier", "folded"):
-        s = scaling(style)
+        s = scaling(style).init_()
         found = rows(s, lr=3e-3, weight_decay=0.1, eps=1e-9)
         for group in s.param_groups(3e-3, weight_decay=0.1, eps=1e-9):
             for name in group["names"]:
@@ -133,3 +136,19 @@ def test_explain_refuses_what_parametrize_refuses():
     assert "scaling.explain()" in e.value.fix
     with pytest.raises(UserError, match="style='fold'"):
         explain(OuterSum(64, 8), base=lambda: OuterSum(32, 2), style="fold")
+
+
+@pytest.mark.parametrize("width", [50, 80, 100, 120, 200])
+@pytest.mark.parametrize("build", [ZOO["llama"], lambda n, depth: gpt(n, depth, 61, head_size=16, qk_norm=True)])
+def test_no_name_and_no_number_is_cut_at_any_width(build, width):
+    """Every name and number stands in the text as a whole word: 0.0039 never reads 0.003."""
+    model = build(64, 8)
+    shown = explain(model, base=lambda: build(32, 2), lr=0.0039, weight_decay=0.1, eps=1.7e-16, std=0.02)
+    text = as_text(shown.document(), width)
+    words = set(re.split(r"[\s│┃]+", text))
+    for row, count in shown.collapsed():
+        assert row.template in words
+        for value in (row.lr, row.weight_decay, row.eps, row.multiplier, count):
+            assert number(value) in words
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text

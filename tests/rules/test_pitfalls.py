@@ -134,6 +134,7 @@ def test_muon_keeps_the_decay_per_step():
         block = Thin
 
     _, scaling = scale(ThinModel, width=256, base=(32, 8))
+    scaling.init_()
     groups = scaling.param_groups(0.02, weight_decay=0.1, optimizer="muon")
     assert {round(g["lr"] * g["weight_decay"], 12) for g in groups} == {0.002}
     assert len({g["lr"] for g in groups}) > 1
@@ -185,6 +186,7 @@ def test_folding_between_backward_and_step():
 @pytest.mark.parametrize("floor", [{"eta_min": 1e-4}])
 def test_a_floor_for_all_groups_breaks_the_ratios_and_fold_says_so(floor):
     _, scaling = scale(Model, width=512)
+    scaling.init_()
     optimizer = torch.optim.AdamW(scaling.param_groups(1e-3))
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4, **floor)
     for _ in range(4):
@@ -213,9 +215,12 @@ def test_audit_says_what_it_did_not_check_and_finds_a_missing_embedding_factor()
         return huggingface("Qwen3", head_dim=head, intermediate_size=width, **sizes)(width, 2)
 
     model = qwen(64, 32)
+    found = audit(model, torch.optim.AdamW(model.parameters()), base=lambda: qwen(32, 16), check_init=False)
+    assert "attention multiplier" in str(found)  # it is missing
     scaling = parametrize(model, base=lambda: qwen(32, 16)).init_(0.1)
     found = audit(model, torch.optim.AdamW(scaling.param_groups(1e-3)), base=lambda: qwen(32, 16))
-    assert any("attention multiplier is not checked" in note for note in found.notes)
+    assert found.passed
+    assert "attention" not in str(found)  # the scale on q·k was measured, and is right
 
     gemma = ZOO["gemma"](64, 4)
     scaling = parametrize(gemma, base=lambda: ZOO["gemma"](32, 2)).init_(0.1)

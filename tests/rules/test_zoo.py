@@ -7,17 +7,20 @@ import pytest
 import torch
 
 from completep import MUP, audit
-from tests.rules.training import logits, worst
-from tests.rules.zoo import EACH, ZOO, roles_for, scale
+from tests.rules.training import logits, step, tokens, worst
+from tests.rules.zoo import EACH, EXPERTS, HYBRIDS, ZOO, roles_for, scale
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of other people's models
+
+
+SINGLE = ("mamba", "mamba2", "recurrent-gemma")  # these compute a part in float32, whatever their weights are
 
 
 def example_for(name):
     generator = torch.Generator().manual_seed(1)
     if "vit" in name:
         return torch.randn(2, 3, 16, 16, generator=generator)
-    return torch.randint(61, (2, 9), generator=generator)
+    return torch.randint(1, 61, (2, 9), generator=generator)
 
 
 @pytest.mark.parametrize("name", EACH)
@@ -49,6 +52,28 @@ def test_a_branch_really_is_scaled(name):
     assert audit(model, optimizer, base=base, roles=roles_for(name)).passed
     found = audit(model, optimizer, base=base, roles=roles_for(name), rules=MUP)
     assert "multiplier" in {d.quantity for d in found.departures}
+
+
+def doubled(name, style):
+    """A model in float64, with experts that run in it."""
+    model, scaling = scale(name, style)
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")
+    model.double()
+    return model, scaling.init_(0.1, seed=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*EXPERTS, *HYBRIDS])
+def test_both_styles_train_alike_in_float64(name):
+    made = []
+    for style in ("multiplier", "folded"):
+        model, scaling = doubled(name, style)
+        optimizer = torch.optim.AdamW(scaling.param_groups(1e-3, weight_decay=0.1, eps=1e-9))
+        for i in range(3):
+            step(model, optimizer, i)
+        made.append(logits(model.eval(), tokens(99)).detach())
+    assert worst(made[1], made[0]) < (1e-4 if name in SINGLE else 1e-9)
 
 
 @pytest.mark.slow

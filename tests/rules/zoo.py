@@ -190,6 +190,116 @@ class OuterSum(nn.Module):
         return self.out(self.norm(x))
 
 
+MOE = {"num_experts_per_tok": 2}
+PLAIN = {k: v for k, v in LLAMA_LIKE.items() if k != "head_dim"}
+LATENT = {
+    "kv_lora_rank": lambda n, _: n // 2, "q_lora_rank": lambda n, _: n // 2, "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8, "v_head_dim": 16,
+}  # fmt: skip
+EXPERTS: dict[str, object] = {
+    "mixtral": huggingface("Mixtral", num_local_experts=4, **MOE, **LLAMA_LIKE),
+    "qwen3-moe": huggingface("Qwen3Moe", num_experts=4, moe_intermediate_size=lambda n, _: n, **MOE, **LLAMA_LIKE),
+    "olmoe": huggingface("Olmoe", num_experts=4, **MOE, **PLAIN),
+    "gpt-oss": huggingface("GptOss", num_local_experts=8, **MOE, **LLAMA_LIKE),
+    "deepseek-v3": huggingface(
+        "DeepseekV3", n_routed_experts=4, n_group=1, topk_group=1, first_k_dense_replace=0, n_shared_experts=1,
+        moe_intermediate_size=lambda n, _: n, **MOE, **LATENT, **PLAIN,
+    ),
+    "granite-moe": huggingface("GraniteMoe", num_local_experts=4, **MOE, **PLAIN),
+    "llama4": huggingface(
+        "Llama4Text", num_local_experts=4, num_experts_per_tok=1, interleave_moe_layer_step=1,
+        intermediate_size_mlp=lambda n, _: 2 * n, no_rope_layers=lambda _, depth: [1] * depth, **LLAMA_LIKE,
+    ),
+}  # fmt: skip
+
+MAMBA2 = {
+    "mamba_d_head": 16, "mamba_n_heads": lambda n, _: 2 * n // 16, "mamba_d_state": 8, "mamba_n_groups": 1,
+    "mamba_chunk_size": 8,
+}  # fmt: skip
+LINEAR_ATTENTION = {
+    "linear_num_value_heads": lambda n, _: n // 8, "linear_num_key_heads": lambda n, _: n // 16,
+    "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+}  # fmt: skip
+
+
+def alternating(*kinds):
+    """The kind of every layer; the same mix at every depth that is a multiple of their number."""
+    return lambda _, depth: [kinds[i % len(kinds)] for i in range(depth)]
+
+
+HYBRIDS: dict[str, object] = {
+    "nanochat": huggingface("NanoChat", **LLAMA_LIKE),
+    "mamba": huggingface(
+        "Mamba", hidden_size=lambda n, _: n, num_hidden_layers=lambda _, depth: depth, state_size=8,
+        time_step_rank=lambda n, _: n // 8,
+    ),
+    "mamba2": huggingface(
+        "Mamba2", hidden_size=lambda n, _: n, num_hidden_layers=lambda _, depth: depth, state_size=8, head_dim=16,
+        num_heads=lambda n, _: 2 * n // 16, n_groups=1, chunk_size=8,
+    ),
+    "bamba": huggingface("Bamba", attn_layer_indices=lambda _, d: list(range(1, d, 2)), **MAMBA2, **PLAIN),
+    "granite-hybrid": huggingface(
+        "GraniteMoeHybrid", num_local_experts=0, num_experts_per_tok=0, shared_intermediate_size=lambda n, _: 2 * n,
+        layers_block_type=alternating("mamba", "attention"), **MAMBA2, **PLAIN,
+    ),
+    "lfm2": huggingface(
+        "Lfm2", layer_types=alternating("conv", "full_attention"), block_auto_adjust_ff_dim=False, **PLAIN
+    ),
+    "falcon-h1": huggingface("FalconH1", mamba_d_ssm=lambda n, _: 2 * n, **MAMBA2, **PLAIN),
+    "qwen3-next": huggingface(
+        "Qwen3Next", num_experts=4, moe_intermediate_size=lambda n, _: n,
+        shared_expert_intermediate_size=lambda n, _: n, layer_types=alternating("linear_attention", "full_attention"),
+        **MOE, **LINEAR_ATTENTION, **LLAMA_LIKE,
+    ),
+    "qwen3.5": huggingface(
+        "Qwen3_5Text", layer_types=alternating("linear_attention", "full_attention"), **LINEAR_ATTENTION, **LLAMA_LIKE
+    ),
+    "recurrent-gemma": huggingface(
+        "RecurrentGemma", lru_width=lambda n, _: n, block_types=["recurrent", "attention"], attention_window_size=16,
+        **PLAIN,
+    ),
+    "jamba": huggingface(
+        "Jamba", mamba_d_state=8, mamba_dt_rank=lambda n, _: n // 8, attn_layer_period=2, attn_layer_offset=1,
+        expert_layer_period=2, num_experts=4, **MOE, **PLAIN,
+    ),
+}  # fmt: skip
+
+
+def modernbert(width, depth):
+    """With its MLM head: norm, layer, GELU, norm, tied readout."""
+    import transformers
+
+    special = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 0)
+    config = transformers.ModernBertConfig(
+        vocab_size=VOCABULARY, hidden_size=width, num_hidden_layers=depth, num_attention_heads=width // 16,
+        intermediate_size=2 * width, max_position_embeddings=32, global_attn_every_n_layers=1, **special,
+    )  # fmt: skip
+    return transformers.ModernBertForMaskedLM(config)
+
+
+def classifier(width, depth):
+    import transformers
+
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=width, num_hidden_layers=depth, num_attention_heads=width // 16,
+        num_key_value_heads=width // 16, intermediate_size=2 * width, num_labels=3, pad_token_id=0,
+    )  # fmt: skip
+    return transformers.LlamaForSequenceClassification(config)
+
+
+def dinov2(width, depth):
+    """A vision transformer with layer scales."""
+    import transformers
+
+    config = transformers.Dinov2Config(
+        image_size=16, patch_size=8, num_labels=3, hidden_size=width, num_hidden_layers=depth,
+        num_attention_heads=width // 16, mlp_ratio=2, use_mask_token=False,
+    )  # fmt: skip
+    return transformers.Dinov2ForImageClassification(config)
+
+
+HEADS = {"modernbert": modernbert, "sequence-classification": classifier, "dinov2-vit": dinov2}
+
 ODD_ROLES = {"storey*.mixer.*": "HIDDEN"}
 
 ZOO = {
@@ -213,6 +323,9 @@ ZOO = {
     "torchvision-vit": torchvision_vit,
     "oddity": Oddity,
     "outer-sum": OuterSum,
+    **EXPERTS,
+    **HYBRIDS,
+    **HEADS,
 }
 
 QUICK = ("gpt2", "llama", "gemma", "torch-encoder", "oddity", "outer-sum")
@@ -225,5 +338,6 @@ def roles_for(name):
 
 def scale(name, style="multiplier", rules=COMPLETEP, width=64, depth=6):
     """(a model of the zoo, its scaling relative to width 32 and depth 2)"""
+    torch.manual_seed(0)  # some constructor values are random and kept
     model = ZOO[name](width, depth)
     return model, parametrize(model, base=lambda: ZOO[name](32, 2), rules=rules, style=style, roles=roles_for(name))

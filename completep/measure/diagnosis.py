@@ -1,0 +1,359 @@
+"""From a survey to findings: which tensor has which exponent wrong, measured and expected.
+
+A quantity that should not depend on the size is fitted as size^slope, with a level per seed. Its interval must lie
+within BAND of 0. BAND was set on the reference decoder (docs/check.md) and is the same for every model.
+
+The forward pass comes first. A wrong starting value or multiplier also changes the gradients of other tensors, so the
+survey is repeated on a copy where it is put right. What is still wrong there is the learning rate or epsilon itself.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import polars as pl
+
+from completep.errors import some
+from completep.measure.survey import Repairs, Survey
+from completep.measure.tensors import TIED
+from completep.measure.words import Axis, Word, worst
+from completep.report.document import Cell
+from completep.rules.table import Column, Role
+from completep.stats import Slope, log_slope
+
+AXES: tuple[Axis, ...] = ("width", "depth")
+BAND = 0.12
+SGD_BAND = 0.2  # SGD's pull goes as the square of the gradient, and so does its deviation
+LATE_BAND = 0.4  # for gradients that are zero until another tensor has moved, and for vectors with few entries
+EXACT = 0.02  # for quantities that are typed numbers
+EXACT_SCALE = 0.1  # for the scale on q·k, which is measured on small random numbers
+RISE = 0.2  # of the stream and the logits at init
+ONE_BLOCK = 0.2  # of one block relative to the median: two blocks against sixteen give about 0.05
+LEAST_SHAPES = 3
+
+SettingName = Literal[
+    "learning rate", "epsilon", "weight decay", "init", "multiplier", "attention", "size", "one block"
+]
+PER_TENSOR: tuple[SettingName, ...] = ("learning rate", "epsilon", "weight decay", "init", "multiplier", "attention")
+Key = tuple[str, SettingName]
+BLAME: tuple[SettingName, ...] = (
+    "multiplier", "attention", "init", "one block", "learning rate", "weight decay", "epsilon", "size",
+)  # fmt: skip
+EXPECTED = {
+    "init": "expected_std",
+    "multiplier": "expected_multiplier",
+    "learning rate": "expected_lr",
+    "epsilon": "expected_eps",
+    "weight decay": "expected_decay",
+}
+WIDE = "the interval exceeds the allowed range: give more seeds"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One exponent of one tensor along one axis."""
+
+    rules: str  # key
+    axis: Axis
+    tensor: str  # template; or "stream", "logits"
+    setting: SettingName
+    exponent: Slope | None  # of the setting, as measured; None where it cannot be seen
+    expected: float
+    word: Word
+    why: str = ""
+    role: str | None = None
+    follows: str = ""  # the tensor whose fault explains this one
+
+    @property
+    def deviation(self) -> float:
+        return float("nan") if self.exponent is None else self.exponent.value - self.expected
+
+    @property
+    def cell(self) -> str:
+        """The measured exponent and the expected one."""
+        if self.exponent is None:
+            return self.why
+        mark = {"FAIL": " ✗", "INCONCLUSIVE": " ?"}.get(self.word, "")
+        return f"{round(self.exponent.value, 2) + 0.0:+.2f} ({round(self.expected, 2) + 0.0:g}){mark}"
+
+    def __str__(self) -> str:
+        ratio = "m_N" if self.axis == "width" else "m_L"
+        if self.exponent is None:
+            return f"{self.tensor}: {self.setting} {self.why}"
+        if self.setting in ("size", "one block"):
+            return f"{self.tensor}: {self.why}"
+        verb = "falls" if self.exponent.value < 0 else "grows"
+        flat = abs(self.exponent.value) < 0.1 and round(self.expected, 2) != 0
+        is_as = "is constant" if flat else f"{verb} as {ratio}^{self.exponent.value:+.2f}"
+        names = {"init": "init", "attention": "attention scale", "weight decay": "learning rate × weight decay"}
+        name = names.get(self.setting, self.setting)
+        return f"{self.tensor}: {name} {is_as}, should be {_power(ratio, self)}"
+
+
+def _power(ratio: str, f: Finding) -> str:
+    expected = round(f.expected, 2)
+    return "constant" if expected == 0 else f"{ratio}^{expected:+g}"
+
+
+def judge_survey(first: Survey, repaired: Survey | None = None) -> list[Finding]:
+    """Every exponent of every tensor. `repaired` is the survey after `repairs_for` of the first."""
+    findings = []
+    for rules in first.tensors["rules"].unique(maintain_order=True):
+        for axis in AXES:
+            tensors = first.along(first.tensors, axis, rules)
+            if tensors[axis].n_unique() > 1:
+                again = tensors if repaired is None else repaired.along(repaired.tensors, axis, rules)
+                states = first.along(first.states, axis, rules)
+                attentions = first.along(first.attentions, axis, rules) if len(first.attentions) else first.attentions
+                own = [*_findings(rules, axis, tensors, again), *_attentions(rules, axis, attentions)]
+                multipliers = {
+                    frame["template"][0]: _exponent(frame, axis, EXPECTED["multiplier"])
+                    for frame in tensors.partition_by("template")
+                }
+                findings += _explained([*own, *_whole(rules, axis, states)], multipliers)
+    return findings
+
+
+def repairs_for(findings: Iterable[Finding]) -> Repairs:
+    """What to multiply the weights by, where a starting value or multiplier is wrong."""
+    wrong = [f for f in findings if f.word == "FAIL" and f.setting in ("init", "multiplier") and f.exponent]
+    return {(f.rules, f.axis, f.tensor): -f.deviation for f in wrong}
+
+
+def _findings(rules: str, axis: Axis, first: pl.DataFrame, again: pl.DataFrame) -> Iterator[Finding]:
+    columns: list[tuple[SettingName, bool, str, str | None, float]] = [  # …, after repairs, shown by, divided by, band
+        ("init", False, "gain", "expected_gain", BAND),
+        ("learning rate", True, "pull", None, BAND),
+        ("epsilon", True, "eps_ratio", None, BAND),
+        ("weight decay", False, "decay", "expected_decay", EXACT),
+    ]
+    later = again.partition_by("template", as_dict=True)
+    for key, own in first.partition_by("template", as_dict=True).items():
+        template, role = own["template"][0], own["role"][0]
+        grows = own["kept"][0] and _growth(own, axis) is not None
+        if own["lr"].max() == 0 and not template.endswith(TIED):
+            expected, why = _exponent(own, axis, "expected_lr"), "is 0: it is not trained"
+            yield Finding(rules, axis, template, "learning rate", None, expected, "INCONCLUSIVE", why, role)
+        for setting, repaired, value, divisor, band in columns:
+            if (setting == "init" and own["kept"][0]) or (repaired and grows):  # `unchecked` says if its start grows
+                continue
+            if setting == "init" and template.endswith(TIED):  # its starting values are the embedding's
+                setting = "multiplier"
+            frame = later[key] if repaired else own
+            allowed = SGD_BAND if value == "pull" and own["column"][0] == Column.SGD else band
+            if repaired:
+                wide = own["late"].any() or own["kept"][0]
+                allowed = (LATE_BAND if wide else allowed) + _unaligned(own, axis)
+            relative = frame[value] / frame[divisor] if divisor else frame[value]
+            points = frame.select("seed", size=axis).with_columns(value=relative)
+            if (judged := _judge(points, axis, -allowed, allowed)) is None:
+                continue
+            slope, word, why = judged
+            expected = _exponent(own, axis, EXPECTED[setting])
+            yield Finding(rules, axis, template, setting, _shifted(slope, expected), expected, word, why, role)
+        points = own.select("seed", size=axis, value="spread")
+        if "*" in template and not own["kept"][0] and (judged := _judge(points, axis, None, ONE_BLOCK)) is not None:
+            slope, word, why = judged
+            why = f"one block differs from the others, the more the larger the {axis}" if word == "FAIL" else why
+            yield Finding(rules, axis, template, "one block", slope, 0.0, word, why, role)
+
+
+def _unaligned(own: pl.DataFrame, axis: Axis) -> float:
+    """Room where fan-in and fan-out grow differently: the gradient shifts by up to a half as it aligns.
+
+    An output that does not grow, such as a router's, has a gradient that sums over the width: at init a random sum.
+    """
+    return min(abs(_exponent(own, axis, "m_N") - _exponent(own, axis, "m_out")), 0.5)
+
+
+def _attentions(rules: str, axis: Axis, rows: pl.DataFrame) -> Iterator[Finding]:
+    """The scale on q·k: it goes with the size of a head, not with the model's."""
+    for template in rows["template"].unique(maintain_order=True) if len(rows) else ():
+        own = rows.filter(pl.col("template") == template).with_columns(seed=pl.lit(0))
+        points = own.select("seed", size=axis, value=pl.col("scale") / pl.col("expected"))
+        if (judged := _judge(points, axis, -EXACT_SCALE, EXACT_SCALE)) is not None:
+            slope, word, why = judged
+            expected = _exponent(own, axis, "expected")
+            yield Finding(rules, axis, template, "attention", _shifted(slope, expected), expected, word, why)
+
+
+def _whole(rules: str, axis: Axis, states: pl.DataFrame) -> Iterator[Finding]:
+    """The stream and the logits at init, as the model is."""
+    for name in ("stream", "logits"):
+        judged = _judge(states.select(size=axis, seed="seed", value=name), axis, None, RISE)
+        if judged is not None:
+            slope, word, why = judged
+            why = f"at init it grows as {axis}^{slope.value:+.2f}" if word == "FAIL" and slope else why
+            yield Finding(rules, axis, name, "size", slope, 0.0, word, why)
+
+
+def _judge(points: pl.DataFrame, axis: Axis, least: float | None, most: float) -> tuple[Slope | None, Word, str] | None:
+    """(slope, word, why); None where the quantity does not exist at any size."""
+    if points["value"].null_count() == len(points):
+        return None
+    sizes = points["size"].unique().sort().to_list()
+    missing = points.filter(pl.col("value").is_null())["size"].unique().sort().to_list()
+    if missing:
+        return None, "INCONCLUSIVE", f"is nothing at {axis} {missing[0]}, but something at other sizes"
+    broken = points.filter(~pl.col("value").is_finite())["size"].unique().sort().to_list()
+    if broken and broken[0] == sizes[0]:
+        return None, "INCONCLUSIVE", f"is not finite at {axis} {broken[0]} already: start smaller"
+    if broken:
+        return None, "FAIL", f"is not finite from {axis} {broken[0]} on"
+    if len(sizes) < LEAST_SHAPES:
+        return None, "INCONCLUSIVE", f"cannot be fitted with {len(sizes)} {axis}s: give at least {LEAST_SHAPES}"
+    slope = log_slope(points["size"].to_numpy(), points["value"].to_numpy(), points["seed"].to_numpy())
+    if not np.isfinite([slope.low, slope.high]).all():
+        return None, "INCONCLUSIVE", "cannot be fitted: a value is 0"
+    if slope.low > most or (least is not None and slope.high < least):
+        return slope, "FAIL", ""
+    if slope.high <= most and (least is None or slope.low >= least):
+        return slope, "PASS", ""
+    return slope, "INCONCLUSIVE", WIDE
+
+
+def _exponent(own: pl.DataFrame, axis: Axis, column: str) -> float:
+    return log_slope(own[axis].to_numpy(), own[column].to_numpy(), own["seed"].to_numpy()).value
+
+
+def _shifted(slope: Slope | None, by: float) -> Slope | None:
+    return None if slope is None else Slope(slope.value + by, slope.low + by, slope.high + by)
+
+
+# -- which fault explains which --------------------------------------------------------------------
+
+
+def _explained(findings: list[Finding], multipliers: Mapping[str, float]) -> list[Finding]:
+    """Findings of one axis: multipliers told from starting values, and consequences marked as such.
+
+    `multipliers` are the expected exponents of the multiplier on each tensor's product.
+    """
+    failed = {(f.tensor, f.setting): f for f in findings if f.word == "FAIL" and f.exponent}
+    changed: dict[Key, Finding] = {}
+    for (tensor, setting), f in failed.items():
+        pull = failed.get((tensor, "learning rate"))
+        if setting == "init" and pull is not None and _same(f.deviation, pull.deviation):
+            # A multiplier scales output and gradient alike; a starting value scales the output alone.
+            expected = multipliers[tensor]
+            exponent = _shifted(f.exponent, expected - f.expected)
+            changed[tensor, "init"] = replace(f, setting="multiplier", exponent=exponent, expected=expected)
+            changed |= _follow_multiplier(f, failed)
+        if setting == "attention":
+            changed |= _follow_attention(f, failed)
+        decay = failed.get((tensor, "weight decay"))
+        if setting == "learning rate" and decay is not None and _same(f.deviation, decay.deviation):
+            changed[tensor, "weight decay"] = replace(decay, follows=tensor)  # λ is right, η is not
+    return [changed.get((f.tensor, f.setting), f) for f in findings]
+
+
+def _follow_multiplier(f: Finding, failed: Mapping[Key, Finding]) -> dict[Key, Finding]:
+    """The gradients of all parameters of a module are proportional to the multiplier on its output."""
+    changed: dict[Key, Finding] = {}
+    for (tensor, setting), other in failed.items():
+        shift = {"learning rate": f.deviation, "epsilon": -f.deviation}.get(setting)
+        same_module = tensor.rpartition(".")[0] == f.tensor.rpartition(".")[0]
+        if same_module and shift is not None and _same(other.deviation, shift):
+            changed[tensor, setting] = replace(other, follows=f.tensor)
+    return changed
+
+
+def _follow_attention(f: Finding, failed: Mapping[Key, Finding]) -> dict[Key, Finding]:
+    """The gradients of queries and keys are proportional to the scale on their product."""
+    changed: dict[Key, Finding] = {}
+    for (tensor, setting), pull in failed.items():
+        eps = failed.get((tensor, "epsilon"))
+        if setting != "learning rate" or eps is None or not _same(pull.deviation, -eps.deviation):
+            continue
+        if abs(pull.deviation - f.deviation) < 2 * BAND:
+            changed[tensor, "learning rate"] = replace(pull, follows=f.tensor)
+            changed[tensor, "epsilon"] = replace(eps, follows=f.tensor)
+    return changed
+
+
+def _same(a: float, b: float) -> bool:
+    return abs(a - b) < BAND
+
+
+def overall(findings: Iterable[Finding]) -> Word:
+    return worst(f.word for f in findings)
+
+
+def culprits(findings: Iterable[Finding]) -> list[Finding]:
+    """What is wrong, without what follows from it: the forward pass first, the largest deviation first."""
+    roots = [f for f in findings if f.word == "FAIL" and not f.follows]
+    named = [f for f in roots if f.setting != "size"] or roots
+    return sorted(named, key=lambda f: (BLAME.index(f.setting), -abs(f.deviation) if f.exponent else 0.0))
+
+
+def noisy(findings: Iterable[Finding]) -> bool:
+    """True if more seeds could decide something that is open."""
+    return any(f.word == "INCONCLUSIVE" and f.why == WIDE for f in findings)
+
+
+def unchecked(survey: Survey, findings: Iterable[Finding]) -> Iterator[str]:
+    """What the survey cannot see."""
+    seen = {(f.tensor, f.setting) for f in findings}
+    tensors = survey.tensors.filter(~pl.col("template").str.ends_with(TIED))
+    templates = tensors["template"].unique(maintain_order=True).to_list()
+    for axis in AXES:
+        if survey.tensors[axis].n_unique() == 1:
+            yield f"{axis}, which was not varied"
+    yield from _growing_starts(survey)
+    if len(survey.untrained):
+        yield f"{some(list(survey.untrained))}, which no optimizer trains"
+    without = [t for t in templates if (t, "learning rate") not in seen]
+    if without:
+        yield f"learning rate and epsilon of {some(without)}, which no gradient reaches"
+    if not any(setting == "attention" for _, setting in seen):
+        yield "attention, since no product of queries and keys was seen"
+    if Column.ADAM in tensors["column"] and not any(setting == "epsilon" for _, setting in seen):
+        yield "epsilon, which is 0 or does not exist"
+    if not any(setting == "weight decay" for _, setting in seen):
+        yield "weight decay, which is 0"
+    roles = dict(tensors.select("template", "role").unique().iter_rows())
+    zero = [t for t in templates if (t, "init") not in seen and Role(roles[t]).trait.start == "random"]
+    if zero:
+        yield f"init of {some(zero)}, which starts at zero"
+
+
+def _growing_starts(survey: Survey) -> Iterator[str]:
+    """Constructors whose values depend on the size, as Mamba2's for A_log."""
+    rules = survey.tensors["rules"][0]
+    for axis in AXES:
+        kept = survey.along(survey.tensors, axis, rules).filter(pl.col("kept"))
+        for own in kept.partition_by("template"):
+            if (slope := _growth(own, axis)) is not None:
+                name, power = own["template"][0], f"{axis}^{slope.value:+.2f}"
+                yield f"{name} in {axis}, since the values that its constructor gives it change, as {power}"
+
+
+def _growth(own: pl.DataFrame, axis: Axis) -> Slope | None:
+    """How the starting values of one tensor change along an axis, if they clearly do."""
+    judged = _judge(own.select("seed", size=axis, value="gain"), axis, -BAND, BAND)
+    return judged[0] if judged is not None and judged[1] == "FAIL" else None
+
+
+def exponents(survey: Survey) -> list[dict[str, Cell]]:
+    """The exponents of every tensor as they are, one row per tensor and axis."""
+    rules = survey.tensors["rules"][0]
+    columns = {
+        "learning rate": "lr", "pull": "pull", "epsilon": "eps", "epsilon / gradient": "eps_ratio",
+        "lr × weight decay": "decay", "gain": "gain",
+    }  # fmt: skip
+    rows: list[dict[str, Cell]] = []
+    for template in survey.tensors["template"].unique(maintain_order=True):
+        for axis in AXES:
+            own = survey.along(survey.tensors, axis, rules).filter(pl.col("template") == template)
+            if own[axis].n_unique() > 1:
+                cells = {name: _shown_exponent(own, axis, column) for name, column in columns.items()}
+                rows.append({"tensor": template, "in": axis, **cells})
+    return rows
+
+
+def _shown_exponent(own: pl.DataFrame, axis: Axis, column: str) -> str | None:
+    if own[column].null_count() or not own[column].is_finite().all() or not (own[column] > 0).all():
+        return None
+    slope = log_slope(own[axis].to_numpy(), own[column].to_numpy(), own["seed"].to_numpy())
+    reach = (slope.high - slope.low) / 2
+    return f"{slope.value + 0.0:+.2f}" + (f" ± {reach:.2f}" if reach >= 0.05 else "")

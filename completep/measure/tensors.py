@@ -1,0 +1,401 @@
+"""What one backward pass and one optimizer step say about every parameter tensor of a model.
+
+For a template p (the same parameter in all blocks together), with its learning rate η, epsilon ε and weight decay λ:
+
+    gain       RMS(output) / RMS(input) of the module that holds p, into the stream or the logits where it writes there
+    pull       -Σ g·Δp, where Δp is the optimizer's own first step: by how much p's step lowers the loss, to first order
+    eps ratio  ε / RMS(g)
+    decay      η·λ, the shrinkage per step
+
+Under right rules, gains follow the forward rules and the other three do not depend on the size of the model. A single
+backward pass gives them per tensor with a standard error of 0.01 to 0.03 in the exponent.
+
+The gradient of a gain or bias is a sum over tokens and, for QK norms, over heads. At init the terms cancel in part, and
+in training they align. So its terms are added up without their signs: the scaling is that of the aligned gradient, and
+there is far less noise.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from statistics import median
+
+import torch
+from torch import Tensor, nn
+
+from completep import paper
+from completep.anatomy.kinds import is_convolution, is_linear
+from completep.anatomy.names import named_parameters
+from completep.anatomy.trace import find_logits, first_tensor, given_tensor, input_of
+from completep.measure.bare import BareGradients
+from completep.measure.coordinates import rms
+from completep.measure.subject import Batch, Batches, Setting, Subject
+from completep.rules.multipliers import ScaleOutput
+from completep.rules.table import RANDOM_SUM, Column, Role
+
+TIED = "(tied)"  # ends the name of a tied readout
+ROUNDS = 3  # zero-initialised factors that may hide each other's gradients
+NO_EPS = 1e-30  # ε while the pull is measured: the step then shows the learning rate alone
+
+
+@dataclass(frozen=True)
+class TensorRow:
+    """One template at one size. None: it does not apply, or it cannot be seen.
+
+    The expected values are the reference rules' factors on the values at the base.
+    """
+
+    template: str
+    role: Role
+    column: Column  # of its optimizer
+    lr: float
+    pull: float | None
+    expected_lr: float
+    eps: float | None
+    eps_ratio: float | None
+    expected_eps: float
+    decay: float | None
+    expected_decay: float
+    gain: float | None
+    expected_gain: float
+    expected_std: float  # the parts of it
+    expected_multiplier: float
+    spread: float | None  # how far one block is from the others, in gain or in a setting
+    m_N: float = 1.0  # of the fan-in
+    m_out: float = 1.0  # of the fan-out
+    late: bool = False  # it has a gradient only after what starts at zero has moved
+    drawn: bool = False  # its starting values are drawn with a size that the rules choose
+    kept: bool = False  # it keeps the starting values of its constructor, which no rule judges
+    idle: int = 0  # experts that routing sent nothing to
+
+
+@dataclass(frozen=True)
+class State:
+    """The model as it starts: RMS of the stream after the last block, and of the logits."""
+
+    stream: float
+    logits: float
+
+
+@torch.no_grad()
+def measure_start(subject: Subject, batch: Batch) -> tuple[State, dict[str, float]]:
+    """(the stream and the logits at init, the gain of every parameter that has one)."""
+    ratios: dict[str, float] = {}
+    with _ratios_kept(subject, ratios):
+        stream, output = input_of(subject.model, subject.anatomy.stream_reader, batch[0])
+    logits = find_logits(output)
+    assert logits is not None  # the model was examined: it returns logits
+    return State(rms(stream), rms(logits)), gains(subject, ratios)
+
+
+@torch.no_grad()
+def branch_share(subject: Subject, batch: Batch) -> float:
+    """ρ: what all branches add to the stream, relative to the stream without them, as RMS over tokens of the ratio.
+
+    Tokens count alike: a class token may start much smaller than the others. The weights are restored.
+    """
+    site = subject.anatomy.stream_reader
+    whole = input_of(subject.model, site, batch[0])[0].clone()
+    start = {name: p.detach().clone() for name, p in named_parameters(subject.model)}
+    scale_(subject, lambda template: 0.0 if template in subject.writers else 1.0)
+    entry = input_of(subject.model, site, batch[0])[0].clone()
+    _restore(subject, start)
+    sizes, added = entry.norm(dim=-1), (whole - entry).norm(dim=-1)
+    seen = sizes > 0  # the row of a padding token is zero
+    return rms(added[seen] / sizes[seen])
+
+
+@contextmanager
+def _hooks(handles: list[torch.utils.hooks.RemovableHandle]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _ratios_kept(subject: Subject, kept: dict[str, float]) -> AbstractContextManager[None]:
+    """RMS(output - bias) / RMS(input) of every linear layer and convolution, by module name."""
+
+    def watch(name: str) -> Callable[[nn.Module, object, object, object], None]:
+        def hook(module: nn.Module, args: object, kwargs: object, output: object) -> None:
+            x, y = given_tensor(args, kwargs), first_tensor(output)
+            if x is None or y is None:
+                return
+            bias = getattr(module, "bias", None)
+            if isinstance(bias, Tensor):
+                y = y - (bias.view(-1, *[1] * (y.dim() - 2)) if is_convolution(module) else bias)
+            kept[name] = rms(y) / max(rms(x), 1e-30)
+
+        return hook
+
+    return _hooks(
+        [
+            module.register_forward_hook(watch(name), with_kwargs=True, prepend=True)  # before any multiplier's hook
+            for name, module in subject.model.named_modules()
+            if is_linear(module) or is_convolution(module)
+        ]
+    )
+
+
+def gains(subject: Subject, ratios: Mapping[str, float]) -> dict[str, float]:
+    """The gain of every parameter: of its module if that is a product, else the RMS of its own entries.
+
+    What follows in the forward pass is part of it: the branch multiplier of a writer, the logit multiplier, the factor
+    on an embedding. A parameter that starts at zero has none.
+    """
+    anatomy = subject.anatomy
+    found: dict[str, float] = {}
+    for name, parameter in named_parameters(subject.model):
+        part, (owner, _, attribute) = anatomy.part(name), name.rpartition(".")
+        own = rms(parameter.detach() + part.offset)
+        if part.role.trait.fan != "model":  # a table looks its rows up, the others sum over their inputs
+            own *= math.prod(parameter.shape[axis] for axis in part.fan_in) ** 0.5
+            own = ratios[owner] if attribute == "weight" and owner in ratios else own
+        inside = abs(subject.forward.inside.get(owner, 1.0)) if owner in subject.forward.sites else 1.0
+        found[name] = own * subject.factor(name) / inside
+    readout = anatomy.readout.module
+    if anatomy.tied and readout is not None:  # the input holds the same embeddings, so its output is not a random sum
+        table = subject.model.get_parameter(anatomy.width[0]).detach()
+        found[tied_readout(subject)] = rms(table) * table.shape[-1] ** 0.5 * abs(subject.forward.sites[readout])
+    return {name: gain for name, gain in found.items() if gain > 0}
+
+
+def tied_readout(subject: Subject) -> str:
+    """A name for the second use of a tied table."""
+    return f"{subject.anatomy.readout.module}.weight {TIED}"
+
+
+def scale_(subject: Subject, factor: Callable[[str], float]) -> None:
+    """Multiply every parameter by the factor of its template, in the coordinates w + offset."""
+    with torch.no_grad():
+        for name, parameter in named_parameters(subject.model):
+            c, offset = factor(subject.anatomy.template(name)), subject.anatomy.part(name).offset
+            if c != 1.0:
+                parameter.mul_(c).add_((c - 1) * offset)
+
+
+def measure_tensors(subject: Subject, batch: Batch, gain: Mapping[str, float]) -> list[TensorRow]:
+    """One backward pass and one step of the subject's optimizer. The weights are the starting ones afterwards."""
+    start = {name: p.detach().clone() for name, p in named_parameters(subject.model)}
+    pulls, squares, steps = _first_step(subject, batch)
+    zero = [name for name in steps if not start[name].any() and start[name].dim() > 1]
+    late: set[str] = set()
+    moved: dict[str, Tensor] = {}
+    for _ in range(ROUNDS):
+        still = {name for name, square in squares.items() if square == 0}
+        if not still or not zero:
+            break
+        for name in zero:  # what starts at zero hides the gradients of others: it moves first, as far as it should
+            if name not in moved and steps[name].any():
+                right = subject.expected_settings(name).lr * paper.CHECK_LR
+                moved[name] = steps[name] * right / subject.settings[name].lr
+        _restore(subject, start | moved)
+        late_pulls, late_squares, steps = _first_step(subject, batch)
+        pulls |= {name: late_pulls[name] for name in still}
+        squares |= {name: late_squares[name] for name in still}
+        late |= still
+    _restore(subject, start)
+    templates: dict[str, list[str]] = {}
+    for name in pulls:
+        templates.setdefault(subject.anatomy.template(name), []).append(name)
+    rows = []
+    for template, names in templates.items():
+        part = subject.anatomy.parts[template]
+        row, drawn = _row(subject, template, names, pulls, squares, gain), part.role.trait.start == "random"
+        drawn = drawn and not part.kept
+        idle = sum(_idle_experts(subject, name) for name in names) if part.role.trait.routed else 0
+        rows.append(replace(row, late=not late.isdisjoint(names), drawn=drawn, kept=part.kept, idle=idle))
+    if (name := tied_readout(subject)) in gain:
+        role, factor = subject.anatomy.part(subject.anatomy.width[0]).role, subject.expected_tied_multiplier
+        expected = (RANDOM_SUM(subject.expected.m_N) * factor, 1.0, factor)
+        rows.append(TensorRow(name, role, Column.ADAM, 0, None, 1, None, None, 1, None, 1, gain[name], *expected, None))
+    return rows
+
+
+def _idle_experts(subject: Subject, name: str) -> int:
+    """How many experts of a tensor have no gradient; one tensor may stack all of them."""
+    parameter = subject.model.get_parameter(name)
+    if parameter.grad is None:
+        return len(parameter) if parameter.dim() == 3 else 1
+    by_expert = parameter.grad.flatten(1).abs().sum(1) if parameter.dim() == 3 else parameter.grad.abs().sum()[None]
+    return int((by_expert == 0).sum())
+
+
+def train_(subject: Subject, factors: Mapping[str, float], setting: Setting, batches: Batches, steps: int) -> None:
+    """A few steps of AdamW. A weight that was scaled by a factor moves by that factor, as behind a multiplier."""
+    tensors = {n: p for n, p in named_parameters(subject.model) if n in subject.settings and n in subject.columns}
+    groups = [
+        {"params": [p], "lr": subject.settings[n].lr * abs(factors[subject.anatomy.template(n)])}
+        for n, p in tensors.items()
+    ]
+    optimizer = torch.optim.AdamW(groups, betas=paper.BETAS, eps=NO_EPS, weight_decay=0.0)
+    for step in range(steps):
+        optimizer.zero_grad()
+        subject.loss(batches(step)).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+
+@contextmanager
+def aligned_heads(subject: Subject, sizes: Mapping[str, int]) -> Iterator[None]:
+    """Where heads are larger than the base's, queries times the root of the ratio.
+
+    At init q·k grows as the root of the head size, in training as the head size itself, which the rules divide by. With
+    this factor q·k and its gradients are at init as they are in training.
+    """
+    handles = []
+    for name, attention in subject.forward.attentions.items():
+        base = sizes.get(subject.anatomy.template(name), attention.head_size)
+        if attention.query is not None and base != attention.head_size:
+            scaled = ScaleOutput(RANDOM_SUM(attention.head_size / base))
+            handles.append(subject.model.get_submodule(attention.query).register_forward_hook(scaled))
+    with _hooks(handles):
+        yield
+
+
+def scaled_readout(subject: Subject, factor: float) -> AbstractContextManager[None]:
+    """The logits of a tied readout times a factor: its matrix cannot hold it, since it is the embedding too."""
+    site = subject.anatomy.readout.module if subject.anatomy.tied and factor != 1.0 else None
+    return _hooks([subject.model.get_submodule(site).register_forward_hook(ScaleOutput(factor))] if site else [])
+
+
+@torch.no_grad()
+def _restore(subject: Subject, start: Mapping[str, Tensor]) -> None:
+    for name, parameter in named_parameters(subject.model):
+        parameter.copy_(start[name])
+
+
+def _first_step(subject: Subject, batch: Batch) -> tuple[dict[str, float], dict[str, float], dict[str, Tensor]]:
+    """(pull, mean square of the gradient, step) of every trained parameter. The weights are lost."""
+    tensors = {name: p for name, p in named_parameters(subject.model) if name in subject.settings}
+    unsigned: dict[str, Tensor] = {}
+    subject.zero_grad()
+    bare = BareGradients({n: p for n, p in tensors.items() if subject.anatomy.part(n).role.trait.bare})
+    with _unsigned_gradients(subject, unsigned):
+        with bare:
+            loss = subject.loss_everywhere(batch)
+        loss.backward(retain_graph=bool(bare.vectors))  # type: ignore[no-untyped-call]
+    unsigned |= bare.unsigned()
+    torch._foreach_zero_([p.detach() for p in tensors.values()])  # what the optimizer adds is then exact
+    subject.first_step(NO_EPS)
+    steps = {name: p.detach() for name, p in tensors.items()}
+    pulls, squares = dict.fromkeys(tensors, 0.0), dict.fromkeys(tensors, 0.0)
+    for name, p in tensors.items():
+        if p.grad is None:
+            continue
+        aligned = unsigned.get(name, p.grad)
+        pulls[name] = _pull(p.grad, aligned, steps[name], subject.columns[name])
+        squares[name] = _norm(aligned) ** 2 / p.numel()
+    return pulls, squares, steps
+
+
+def _pull(gradient: Tensor, aligned: Tensor, step: Tensor, column: Column) -> float:
+    """-Σ g·Δp, for the step that would follow from the aligned gradient."""
+    if column is Column.MUON:  # at a fixed rank: at init the rank grows with the width until it meets the tokens
+        return _norm(gradient) * float(torch.linalg.matrix_norm(step, 2))
+    if column is Column.SGD:  # the step is proportional to the gradient
+        return _norm(aligned) ** 2 * _norm(step) / max(_norm(gradient), 1e-300)
+    return _norm(aligned * step, 1)
+
+
+def _norm(x: Tensor, order: int = 2) -> float:
+    """Summed in float64."""
+    return float(torch.linalg.vector_norm(x, order, dtype=torch.float64))
+
+
+def _row(
+    subject: Subject,
+    template: str,
+    names: list[str],
+    pulls: Mapping[str, float],
+    squares: Mapping[str, float],
+    gain: Mapping[str, float],
+) -> TensorRow:
+    """One template, over its blocks."""
+    trained, expected = [subject.settings[name] for name in names], subject.expected_settings(names[0])
+    pull = math.fsum(pulls[n] for n in names) / subject.share(names)
+    square = math.fsum(squares[n] for n in names) / len(names)
+    in_blocks = [gain[name] for name in names if name in gain]
+    whole = len(in_blocks) == len(names)
+    lrs, decays = [t.lr for t in trained], [t.lr * t.weight_decay for t in trained]
+    eps = [t.eps for t in trained if t.eps is not None]
+    typed = geometric_mean(eps) if eps and min(eps) > 0 else None
+    return TensorRow(
+        template,
+        subject.anatomy.parts[template].role,
+        subject.columns[names[0]],
+        geometric_mean(lrs) if min(lrs) > 0 else 0.0,
+        pull or None,
+        expected.lr,
+        typed,
+        typed / square**0.5 if typed and square else None,
+        expected.eps,
+        math.fsum(decays) / len(decays) or None,
+        expected.lr * expected.weight_decay,
+        geometric_mean(in_blocks) if whole else None,
+        subject.expected_gain(names[0]),
+        subject.expected_std(names[0]),
+        subject.expected_multiplier(names[0]),
+        max(map(unevenness, (in_blocks if whole else [], lrs, eps, decays))),
+        *subject.fans(names[0]),
+    )
+
+
+def unevenness(values: list[float]) -> float:
+    """How far one block is from the others: the largest over the median, or the median over the smallest."""
+    if not values or min(values) <= 0:
+        return 1.0
+    middle = median(values)
+    return max(max(values) / middle, middle / min(values))
+
+
+def geometric_mean(values: list[float]) -> float:
+    return math.exp(math.fsum(map(math.log, values)) / len(values))
+
+
+@contextmanager
+def _unsigned_gradients(subject: Subject, kept: dict[str, Tensor]) -> Iterator[None]:
+    """Σ |term| over tokens and heads of the gradients of gains and biases. Matrices keep their plain gradient."""
+    sums: dict[str, tuple[Tensor, Tensor]] = {}
+    handles = []
+    for name, module in subject.model.named_modules():
+        own = {f"{name}.{n}": p for n, p in module.named_parameters(recurse=False) if p.dim() == 1 and p.requires_grad}
+        if own and not any(True for _ in module.children()):
+            handles.append(module.register_forward_hook(_keeper(subject, own, sums), prepend=True))
+    with _hooks(handles):
+        yield
+    for name, (signed, unsigned) in sums.items():
+        gradient = subject.model.get_parameter(name).grad
+        if gradient is not None and (signed - gradient).abs().max() <= 1e-3 * unsigned.max():
+            kept[name] = unsigned  # otherwise the module is no gain or bias after all
+
+
+def _keeper(
+    subject: Subject, vectors: Mapping[str, nn.Parameter], sums: dict[str, tuple[Tensor, Tensor]]
+) -> Callable[[nn.Module, object, object], None]:
+    """A hook for a module whose output is gain · something + bias."""
+    parts = {name: subject.anatomy.part(name) for name in vectors}
+    gains = [name for name, part in parts.items() if part.start or part.offset]
+
+    def hook(module: nn.Module, args: object, output: object) -> None:
+        if not isinstance(output, Tensor) or not output.requires_grad:
+            return
+        rows = output.movedim(1, -1) if is_convolution(module) else output
+        if any(rows.shape[-1] != p.numel() for p in vectors.values()):
+            return
+        normed = rows.detach()
+        for name in vectors.keys() - set(gains):
+            normed = normed - vectors[name].detach()
+        for name in gains:
+            normed = normed / (vectors[name].detach() + parts[name].offset)
+
+        def keep(gradient: Tensor) -> None:
+            gradient = gradient.movedim(1, -1) if is_convolution(module) else gradient
+            for name, p in vectors.items():
+                terms = (gradient * normed if name in gains else gradient).reshape(-1, p.numel())
+                sums[name] = terms.sum(0), terms.abs().sum(0)
+
+        output.register_hook(keep)  # type: ignore[no-untyped-call]
+
+    return hook

@@ -1,0 +1,192 @@
+"""Where the multipliers of a model act, and how large they are, given the factors that the model contains already."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from torch import nn
+
+from completep.anatomy.blocks import Stack
+from completep.anatomy.forward import OwnFactors
+from completep.anatomy.heads import Attention, named_heads
+from completep.anatomy.names import plain
+from completep.anatomy.ratios import Ratios
+from completep.anatomy.roles import Site
+from completep.errors import UserError
+from completep.rules.multipliers import Kind, Multiplier
+from completep.rules.scaling import Resolved
+from completep.rules.table import ONE, Rules, as_power, power_of
+
+Table = Mapping[str, Resolved]
+MEASURED = 2e-2  # accuracy of a factor in a forward pass, through a soft-cap
+
+
+def place_multipliers(own: OwnFactors, parameters: Table, ratios: Ratios, rules: Rules) -> list[Multiplier]:
+    """The multipliers of this model, with every module that they act on."""
+    anatomy = ratios.anatomy
+    modules = [plain(name) for name, _ in own.model.named_modules()]
+
+    def multiplier(kind: Kind, factor: float, sites: set[str | None], names: set[str]) -> Multiplier:
+        hooked = () if None in sites else tuple(n for n in modules if anatomy.template(n) in sites)
+        return Multiplier(kind, factor, hooked, tuple(r.name for r in parameters.values() if r.template in names))
+
+    placed = []
+    for stack in anatomy.stacks:
+        branches = [b for b in anatomy.branches if any(p.startswith(stack.stem) for p in b.parameters)]
+        sites = {b.module for b in branches}
+        factor = rules.branch(1.0, ratios.depth[stack.stem])
+        m = multiplier("branch", factor, sites, {p for b in branches for p in b.parameters})
+        if m.modules and len(m.modules) != _count_sites(stack, branches, parameters):
+            what = f"some blocks of '{stack.stem}*' hold the modules that write to the stream under another name"
+            raise UserError(what, fix="call parametrize before you wrap the blocks")
+        placed.append(m)
+    for readout in (anatomy.readout, *anatomy.heads):
+        weight = anatomy.width[0] if readout is anatomy.readout else readout.parameters[0]
+        factor = rules.logits(parameters[weight].m_N)
+        placed.append(multiplier("logits", factor, {readout.module}, set(readout.parameters)))
+    placed += [
+        multiplier("embedding", factor, {table.rpartition(".")[0]}, _beside(table, parameters))
+        for table, factor in _embedding_factors(own, ratios, rules).items()
+    ]
+    if own.base.model is not None:
+        placed += _attention_multipliers(own, parameters, ratios, rules)
+    return placed
+
+
+def _beside(weight: str, parameters: Table) -> set[str]:
+    """A weight, and the bias of its module."""
+    site = weight.rpartition(".")[0]
+    return {name for name in parameters if name.rpartition(".")[0] == site}
+
+
+def _count_sites(stack: Stack, branches: Sequence[Site], parameters: Table) -> int:
+    """How many modules end a branch, by the parameters that they hold. Blocks of a hybrid stack differ."""
+    sites = set()
+    for name, r in parameters.items():
+        if match := stack.pattern.match(name):
+            sites |= {(match.group(1), stack.expert(name), b.module) for b in branches if r.template in b.parameters}
+    return len(sites)
+
+
+def _attention_multipliers(own: OwnFactors, parameters: Table, ratios: Ratios, rules: Rules) -> list[Multiplier]:
+    """Factors on the queries where the model's own scale on q·k does not grow as the rules want."""
+    if rules.attention == ONE:
+        return []
+    here, at_base = own.here_or_reduced, own.at_base
+    measured = {} if here is None or at_base is None else here.attentions
+    _refuse_unmeasured_heads(own, ratios, {ratios.anatomy.template(name) for name in measured})
+    placed: dict[float, Multiplier] = {}
+    for name, attention in measured.items():
+        there = at_base.attentions.get(ratios.anatomy.template(name)) if at_base is not None else None
+        if there is None:
+            continue
+        growth = attention.head_size / there.head_size
+        factor = rules.attention(growth) / as_power(attention.scale / there.scale, growth)
+        if abs(factor - 1) < 1e-3:
+            continue
+        if attention.query is None:
+            raise _no_place(attention, there)
+        sites = _query_sites(attention.query, own)
+        m = placed.get(factor, Multiplier("attention", factor, (), ()))
+        names = [name for name in parameters if name.rpartition(".")[0] in sites]
+        modules = tuple(dict.fromkeys((*m.modules, *sites)))
+        placed[factor] = replace(m, modules=modules, parameters=tuple(dict.fromkeys((*m.parameters, *names))))
+    return list(placed.values())
+
+
+def _no_place(here: Attention, there: Attention) -> UserError:
+    """A factor on the queries is needed, but cannot be put on them."""
+    why = f"and {here.obstacle}, so the factor that this needs has no place"
+    if here.head_size != there.head_size:
+        what = f"'{here.name}' has heads of {here.head_size} where the base has {there.head_size}, {why}"
+        return UserError(what, fix=f"keep the head size at {there.head_size} and use more heads")
+    scales = f"{there.scale:.4g} at the base, {here.scale:.4g} here"
+    what = f"'{here.name}' scales q·k by a number that depends on the size of the model ({scales}), {why}"
+    return UserError(what, fix="use one scale for one head size")
+
+
+def _query_sites(query: str, own: OwnFactors) -> list[str]:
+    """The module that makes the queries, and its counterparts if only one block was run."""
+    template = own.anatomy.template
+    names = [plain(name) for name, _ in own.model.named_modules()]
+    return [query] if own.is_whole else [name for name in names if template(name) == template(query)]
+
+
+def _refuse_unmeasured_heads(own: OwnFactors, ratios: Ratios, measured: set[str]) -> None:
+    """An attention that grew, by its attributes, but that the forward pass did not show."""
+    assert own.base.model is not None
+    anatomy = ratios.anatomy
+
+    def heads(model: nn.Module, width: int) -> dict[str, tuple[str, int]]:
+        found = list(named_heads(model, width, lambda name: anatomy.stack_of(plain(name)) is not None))
+        return {anatomy.template(plain(name)): (plain(name), size) for name, size in reversed(found)}
+
+    at_base = heads(own.base.model, ratios.base.width)
+    for template, (name, size) in heads(own.model, ratios.target.width).items():
+        seen = any(site == template or site.startswith(f"{template}.") for site in measured)
+        if not seen and template in at_base and at_base[template][1] != size:
+            there = at_base[template][1]
+            what = f"'{name}' has heads of {size} where the base has {there}, and its scale on q·k cannot be measured"
+            raise UserError(what, fix=f"keep the head size at {there} and use more heads")
+
+
+def _embedding_factors(own: OwnFactors, ratios: Ratios, rules: Rules) -> dict[str, float]:
+    """What takes the width out of factors that the model itself puts on its embeddings, such as Gemma's sqrt(N)."""
+    if rules.embedding == ONE:
+        return {}
+    factors: dict[str, float] = {}
+    here, at_base = own.here_or_reduced, own.at_base
+    for table, scale in ratios.anatomy.tables.items():
+        if here is None or at_base is None or own.guessed_buffers:
+            exponent = _assumed_exponent(table, scale, ratios, own)
+        else:
+            exponent = _measured_exponent(table, here.tables[table], at_base.tables[table], ratios)
+        if exponent:
+            factors[table] = rules.without_width(exponent, ratios.m_N)
+    return factors
+
+
+class SizeFactorError(UserError):
+    """The model multiplies its embedding, or the stream, by a factor that no power of the width explains."""
+
+    def __init__(self, table: str, at_base: float, here: float) -> None:
+        sizes = f"{at_base:.4g} at the base, {here:.4g} here"
+        what = f"the model multiplies '{table}' by a factor that depends on its size, by no simple power: {sizes}"
+        fix = "use the same constant at every size; a multiplier belongs on the branch, x + c·f(x), not on the stream"
+        super().__init__(what, fix=fix)
+        self.table, self.at_base, self.here = table, at_base, here
+
+
+def _measured_exponent(table: str, here: float, at_base: float, ratios: Ratios) -> float:
+    """The power of the width that the model multiplies an embedding by."""
+    exponent = power_of(here / at_base, ratios.m_N) if at_base else None
+    if exponent is None:
+        raise SizeFactorError(table, at_base, here)
+    return exponent
+
+
+def _assumed_exponent(table: str, scale: float, ratios: Ratios, own: OwnFactors) -> float:
+    """One number cannot distinguish sqrt(N) from a constant that happens to be equal, so this is an assumption."""
+    is_root = scale > 1.01 and abs(scale / math.sqrt(ratios.anatomy.specimen_width) - 1) < 1e-2
+    if not abs(scale - 1) <= 1e-3:
+        assumed = "the square root of its width" if is_root else "a constant"
+        own.unchecked.append(f"the factor {scale:.4g} on '{table}', which is assumed to be {assumed}")
+    return 0.5 if is_root else 0.0
+
+
+def refuse_own_multipliers(own: OwnFactors) -> None:
+    """A model that already scales its branches or logits with its size would be scaled twice."""
+    here, at_base = own.here_or_reduced, own.at_base
+    for name, value in ({} if here is None else here.sites).items():
+        if at_base is None:
+            if not abs(value - 1) <= MEASURED:
+                place = own.anatomy.template(name)
+                own.unchecked.append(
+                    f"whether the factor {value:.4g} on '{place}' is the same at the base, which was not run"
+                )
+            continue
+        expected = at_base.sites[own.anatomy.template(name)]
+        if not abs(value - expected) <= MEASURED * abs(expected):
+            sizes = f"{expected:.4g} at the base, {value:.4g} here"
+            what = f"the model itself multiplies '{name}' by a factor that depends on its size: {sizes}"
+            raise UserError(what, fix="switch that off and let the rules do it; to check the model as it is, use audit")
