@@ -4,33 +4,56 @@ shared.py     argument types, console, printing, progress
 board.py      the live view of a sweep
 rules.py      explain, audit
 check.py      check, check laziness, check transfer
+derive.py     derive
 plan.py       plan
 train.py      prepare, train
+tune.py       tune, tune status
+worker.py     worker
 study.py      study, study status, report, demo
 evaluate.py   evaluate, export
 """
 
+import errno
+import io
+import os
 import sys
+import tempfile
+import traceback
 from collections.abc import Callable
+from contextlib import suppress
 
 import tyro
 
 from completep import __version__
 from completep.cli.check import check, check_laziness, check_transfer
+from completep.cli.derive import derive
 from completep.cli.evaluate import evaluate, export
 from completep.cli.plan import plan
 from completep.cli.rules import audit, explain
 from completep.cli.shared import console
 from completep.cli.study import demo, report, study, study_status
 from completep.cli.train import prepare, train
+from completep.cli.tune import tune, tune_status
+from completep.cli.worker import worker
 from completep.errors import UserError
+
+INTERNAL = 70  # EX_SOFTWARE of sysexits.h
+BROKEN_PIPE = 141  # what a shell reports of a program whose reader is gone
+# What is wrong with a place that a user named, and not with us.
+PLACES = {
+    errno.EACCES, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOSPC,
+    errno.ENOTDIR, errno.EPERM, errno.EROFS, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ENXIO, errno.EINVAL,
+}  # fmt: skip
 
 COMMANDS: dict[str, Callable[..., int]] = {
     "demo": demo,
     "explain": explain,
     "audit": audit,
     "check": check,
+    "derive": derive,
     "plan": plan,
+    "tune": tune,
+    "worker": worker,
     "prepare": prepare,
     "train": train,
     "study": study,
@@ -44,26 +67,73 @@ LONGER: dict[tuple[str, str], Callable[..., int]] = {
     ("check", "laziness"): check_laziness,
     ("check", "transfer"): check_transfer,
     ("study", "status"): study_status,
+    ("tune", "status"): tune_status,
 }
 
 
 def main(words: list[str] | None = None) -> int:
+    """Run one command. The exit code is 0, a verdict's 1 or 3, 2 for a mistake in the input, 70 for an error of ours,
+    130 after Ctrl-C and 141 if nobody reads the output.
+    """
     words = sys.argv[1:] if words is None else words
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a character
+    try:
+        code = _run(words)
+        sys.stdout.flush()
+        return code
+    except UserError as error:
+        return _mistake(error.what, error.fix)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except OSError as error:
+        if error.errno not in PLACES:
+            return _bug()
+        what = "a file" if error.filename is None else os.fsdecode(error.filename)
+        return _mistake(f"cannot use {what}: {error.strerror}", "choose another place, or make this one usable")
+    except MemoryError:
+        return _mistake("there is not enough memory for this", "use a smaller model, batch or file")
+    except Exception:
+        return _bug()
+
+
+def _run(words: list[str]) -> int:
     if words in (["--version"], ["-V"]):
         print(f"completep {__version__}")
         return 0
-    try:
-        description = "Tune a transformer small, train it large: CompleteP, muP and SP for any PyTorch model."
-        if tuple(words[:2]) in LONGER:
-            return tyro.cli(LONGER[words[0], words[1]], prog=f"completep {words[0]} {words[1]}", args=words[2:])
-        code: int = tyro.extras.subcommand_cli_from_dict(
-            COMMANDS, prog="completep", description=description, args=words
-        )
-        return code
-    except UserError as error:
-        from rich.markup import escape
+    if tuple(words[:2]) in LONGER:
+        return tyro.cli(LONGER[words[0], words[1]], prog=f"completep {words[0]} {words[1]}", args=words[2:])
+    description = "Tune a transformer small, train it large: CompleteP, muP and SP for any PyTorch model."
+    code: int = tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="completep", description=description, args=words)
+    return code
 
-        console(stderr=True).print(f"[red]error:[/] {escape(error.what)}\n  [bold]fix:[/] {escape(error.fix)}")
-        return 2
-    except KeyboardInterrupt:
-        return 130
+
+def _mistake(what: str, fix: str) -> int:
+    from rich.text import Text
+
+    console(stderr=True).print(Text("error:", "red"), what)
+    console(stderr=True).print(Text("  fix:", "bold"), fix)
+    return 2
+
+
+def _bug() -> int:
+    """An error that should not happen. Its traceback is kept in a file, and printed if COMPLETEP_DEBUG is set."""
+    from rich.text import Text
+
+    trace = traceback.format_exc()
+    lines = [f"{trace.splitlines()[-1]}"]
+    if os.environ.get("COMPLETEP_DEBUG"):
+        lines.append(trace)
+    else:
+        with suppress(OSError):
+            number, path = tempfile.mkstemp(prefix="completep-error-", suffix=".txt")
+            with open(number, "w", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(f"completep {__version__}, Python {sys.version}\n{trace}")
+            lines.append(f"  traceback: {path}; COMPLETEP_DEBUG=1 prints it")
+    lines.append("  This is a bug of completep. Please open an issue on the project's page, with the traceback.")
+    console(stderr=True).print(Text("internal error:", "red"), "\n".join(lines))
+    return INTERNAL

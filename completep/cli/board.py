@@ -15,6 +15,7 @@ from completep.units import duration, power
 if TYPE_CHECKING:
     from rich.console import Console, Group
     from rich.table import Table
+    from rich.text import Text
 
 MOST_ROWS = 24
 
@@ -29,6 +30,7 @@ class Board:
     store: Store
     terminal: "Console"
     at_most: str = ""  # "at most " where a search may need fewer runs
+    expected: int | None = None  # runs that a search is likely to need
     began: float = field(default_factory=time.monotonic)
     running: dict[str, tuple[Task, float]] = field(default_factory=dict)
     ended: dict[str, tuple[str, float | None]] = field(default_factory=dict)  # by id: how it ended, and its loss
@@ -36,9 +38,11 @@ class Board:
 
     def __post_init__(self) -> None:
         self.tasks = distinct(self.trials)
+        self.known = {task.id for task in self.tasks}
+        results = self.store.results(self.tasks)
         for task in self.tasks:
-            if self.store.result(task) is not None:
-                self._end(task)
+            if task.id in results:
+                self.ended[task.id] = (str(results[task.id]["status"]), task.loss(results[task.id]))
         self.present = len(self.ended)
 
     def _end(self, task: Task, kind: str | None = None) -> None:
@@ -46,47 +50,65 @@ class Board:
         self.ended[task.id] = (kind or str(result["status"]), task.loss(result))
 
     def on_event(self, event: Event) -> None:
-        from rich.markup import escape
+        from rich.text import Text
 
         task = event.task
+        if task.id not in self.known:  # a search that makes its own trials
+            self.known.add(task.id)
+            self.tasks.append(task)
         if event.kind == "started":
             self.running[task.id] = (task, time.monotonic())
             return
         self.running.pop(task.id, None)
-        if event.kind in ("done", "diverged", "failed"):
+        if event.kind in ("done", "diverged", "hopeless", "failed"):
             self._end(task, event.kind)
             self.spent += task.cost
         if event.kind in ("retry", "failed"):
-            what = escape(f"{task.describe()} ({self.store.folder(task)})\n{event.detail}")
-            self.terminal.print(f"[red]{event.kind}[/]: {what}")
+            what = f": {task.describe()} ({self.store.folder(task)})\n{event.detail}"
+            self.terminal.print(Text(event.kind, "red"), what, sep="")
         elif event.kind != "elsewhere" and not self.terminal.is_terminal:
             loss = self.ended[task.id][1]
             suffix = f", loss {loss:.4f}" if loss is not None else ""
-            self.terminal.print(f"{self.counts()}: {event.kind} {escape(task.describe())}{suffix}")
+            self.terminal.print(f"{self.counts()}: {event.kind} {task.describe()}{suffix}")
 
     def counts(self) -> str:
         kinds = [kind for kind, _ in self.ended.values()]
-        parts = [f"{kinds.count('done')} of {self.at_most}{len(self.tasks)} done", f"{len(self.running)} running"]
-        parts += [f"{kinds.count(k)} {k}" for k in ("diverged", "failed") if k in kinds]
+        every = f"{self.at_most}{len(self.tasks)}"
+        if self.as_expected:
+            every = f"about {self.expected}"
+        parts = [f"{kinds.count('done')} of {every} done", f"{len(self.running)} running"]
+        parts += [f"{kinds.count(k)} {k}" for k in ("diverged", "hopeless", "failed") if k in kinds]
         left = self.seconds_left()
-        return ", ".join(parts) + (f", {self.at_most or 'about '}{duration(left)} left" if left is not None else "")
+        return ", ".join(parts) + (
+            f", {'about ' if self.expected else self.at_most or 'about '}{duration(left)} left"
+            if left is not None
+            else ""
+        )
+
+    @property
+    def as_expected(self) -> bool:
+        """Has the search not needed more runs than it was likely to?"""
+        return self.expected is not None and len(self.ended) <= self.expected
 
     def seconds_left(self) -> float | None:
         """From the cost that is left and the pace so far."""
         if not self.spent:
             return None
         left = sum(task.cost for task in self.tasks if task.id not in self.ended)
+        if self.expected is not None and self.as_expected:
+            mean = sum(task.cost for task in self.tasks) / len(self.tasks)
+            left = max(0, self.expected - len(self.ended)) * mean
         begun = sum(task.cost for task, _ in self.running.values()) / 2  # on average they are half done
         return max(0.0, left - begun) * (time.monotonic() - self.began) / (self.spent + begun)
 
     def __rich__(self) -> "Group":
         from rich.console import Group
-        from rich.markup import escape
+        from rich.text import Text
 
         now = time.monotonic()
-        lines = [f"  {escape(t.describe())}, {now - since:.0f} s" for t, since in list(self.running.values())[:8]]
-        head = f"[bold]{escape(self.name)}[/]: {self.counts()}"
-        return Group(head, *lines, *([self.curves(self.swept)] if self.swept else []))
+        lines = [f"  {t.describe()}, {now - since:.0f} s" for t, since in list(self.running.values())[:8]]
+        head = Text.assemble((self.name, "bold"), f": {self.counts()}")
+        return Group(head, *lines, *([self.curves(self.swept)] if self.swept and self.trials else []))
 
     def curves(self, swept: str) -> "Table":
         """A row for each combination of the other axes; a column for each swept value."""
@@ -114,12 +136,14 @@ class Board:
         losses = [loss for task in tasks if (loss := self.ended.get(task.id, ("", None))[1]) is not None]
         return sum(losses) / len(losses) if losses else None
 
-    def _cell(self, tasks: Sequence[Task], mean: float | None, best: float | None) -> str:
+    def _cell(self, tasks: Sequence[Task], mean: float | None, best: float | None) -> "Text":
+        from rich.text import Text
+
         if any(self.ended.get(task.id, ("", None))[0] == "diverged" for task in tasks):
-            return "[red]▲[/]"
+            return Text("▲", "red")
         if mean is None:
-            return "[dim]…[/]" if any(task.id in self.running for task in tasks) else ""
-        return f"[bold green]{mean:.3f}[/]" if mean == best else f"{mean:.3f}"
+            return Text("…" if any(task.id in self.running for task in tasks) else "", "dim")
+        return Text(f"{mean:.3f}", "bold green" if mean == best else "")
 
 
 @dataclass(frozen=True)
@@ -128,13 +152,17 @@ class Watch:
 
     name: str
     swept: str | None
+    expected: Callable[[Sequence[Trial]], int | None] = lambda trials: None  # runs that a search is likely to need
 
     @contextmanager
     def __call__(self, trials: Sequence[Trial], store: Store, at_most: bool) -> "Iterator[Callable[[Event], None]]":
         from rich.live import Live
+        from rich.text import Text
 
         terminal = console(stderr=True)
-        board = Board(self.name, self.swept, trials, store, terminal, "at most " if at_most else "")
+        board = Board(
+            self.name, self.swept, trials, store, terminal, "at most " if at_most else "", self.expected(trials)
+        )
         try:
             if terminal.is_terminal:
                 with Live(board, console=terminal, refresh_per_second=2, transient=True):
@@ -148,5 +176,5 @@ class Watch:
             terminal.print(f"{board.present} of {len(board.tasks)} runs were done already")
         failed = [kind for kind, _ in board.ended.values()].count("failed")
         if failed:
-            share = f"[red]{failed} of {len(board.tasks)} runs failed[/]"
-            terminal.print(f"{share}; their folders hold log.txt; the same command tries again")
+            share = Text(f"{failed} of {len(board.tasks)} runs failed", "red")
+            terminal.print(share, "; their folders hold log.txt; the same command tries again", sep="")

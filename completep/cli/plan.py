@@ -19,20 +19,20 @@ def plan(
     mfu: float = 0.4,
     max_width: int | None = None,
     max_depth: int | None = None,
-    head_size: int = paper.HEAD_SIZE,
-    vocabulary: int = paper.VOCABULARY,
-    sequence: int = paper.SEQUENCE,
+    head_size: int | None = None,
+    vocabulary: int | None = None,
+    sequence: int | None = None,
     tpp: float = paper.TOKENS_PER_PARAMETER,
     tokens: str | None = None,
     batch: int | None = None,
-    rules: RulesName = "completep",
-    base_shape: tuple[int, int] = (paper.BASE.width, paper.BASE.depth),
-    lr: float = paper.LR,
-    std: float = paper.STD,
-    tau: float = paper.TAU,
+    rules: RulesName | None = None,
+    base_shape: tuple[int, int] | None = None,
+    lr: float | None = None,
+    std: float | None = None,
+    tau: float | None = None,
     from_: Annotated[Path | None, arg(name="from")] = None,
     law: Literal["paper", "completed"] = "paper",
-    horizon_exponent: float = 0.5,
+    horizon_exponent: float | None = None,
     ranks: int = 1,
     micro_batch: int = 1,
     run: Path | None = None,
@@ -54,19 +54,21 @@ def plan(
         mfu: share of the peak that training reaches.
         max_width: widest model that fits, for memory.
         max_depth: deepest model that is fast enough, for latency.
-        head_size: of every attention head.
-        vocabulary: tokens in the vocabulary.
-        sequence: tokens per sequence.
+        head_size: of every attention head; by default that of --from, else 64.
+        vocabulary: tokens in the vocabulary; by default that of --from, else 50257.
+        sequence: tokens per sequence; by default that of --from, else 2048.
         tpp: tokens per parameter.
         tokens: tokens to train on, instead of --tpp.
         batch: sequences per step, instead of the batch law.
-        base_shape: width and depth of the base that was tuned.
-        lr: tuned base learning rate.
-        std: tuned base init standard deviation.
-        tau: weight-decay timescale, 1 / (lr · weight decay · steps).
-        from_: a tuned run.json to carry over to the larger target.
+        rules: the parameterization; by default that of --from, else completep.
+        base_shape: width and depth of the base that was tuned; by default that of --from, else 256 2.
+        lr: base learning rate; by default that of --from, else the paper's 2^-8.
+        std: base init standard deviation; by default that of --from, else the paper's 0.02.
+        tau: weight-decay timescale, 1 / (lr · weight decay · steps); by default that of --from, else 0.1407.
+        from_: a tuned.json of `completep tune`, or a tuned run.json, to carry over to the larger target. Flags that you
+            give besides it win.
         law: with --from: how batch and duration transfer (the paper's laws, or Complete(d)P's).
-        horizon_exponent: with --law completed; published values are 0.28 to 0.5.
+        horizon_exponent: with --law completed, by default 0.5; published values are 0.28 to 0.5.
         ranks: devices that share the state (FSDP2).
         micro_batch: sequences per device and pass, for the memory estimate.
         run: write the run here, for `completep train`.

@@ -9,28 +9,28 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from completep.config import Run, Shape, run_from_json
+from completep.config import Run, Shape
 from completep.errors import UserError
-from completep.files import read_text
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from completep.measure.words import Progress
     from completep.report.result import Result
+    from completep.rules.table import Rules
 
 Target = Annotated[Positional[str], arg(metavar="MODULE:FACTORY")]
 Words = Annotated[tuple[str, ...], arg(metavar="NAME=VALUE …")]
-RulesName = Annotated[str, arg(metavar="sp|mup|completep|alpha=0.5", help="which parameterization")]
+RulesName = Annotated[str, arg(metavar="sp|mup|completep|alpha=0.5|FILE.json", help="which parameterization")]
 Style = Annotated[Literal["multiplier", "folded"], arg(help="factors in the forward pass, or in the weights")]
-EXIT = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}  # 2 is an error in the input
+# 2 is a mistake in the input, 70 an error of ours, 130 an interruption.
+EXIT = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}
 
 
 def console(stderr: bool = False) -> "Console":
-    from rich.console import Console
+    from completep.report.terminal import Terminal
 
-    wide = None if sys.stdout.isatty() else 200
-    return Console(stderr=stderr, width=wide, highlight=False)
+    return Terminal(stderr=stderr, width=None if sys.stdout.isatty() else 200)
 
 
 def print_json(value: object) -> None:
@@ -47,7 +47,7 @@ def show(result: "Result", as_json: bool, out: Path | None = None) -> None:
         return
     console().print(result)
     if files:
-        console().print(f"report: {files[0]}", markup=False)
+        console().print(f"report: {files[0]}")
 
 
 @contextmanager
@@ -70,8 +70,19 @@ def progress_bar() -> "Iterator[Progress]":
         yield update
 
 
+def rules_from(word: str) -> "Rules | str":
+    """Rules as a key, or as a file that `completep derive --save` wrote."""
+    if not word.endswith(".json"):
+        return word
+    from completep import load_rules
+
+    return load_rules(word)
+
+
 def read_run(path: Path) -> Run:
-    return run_from_json(read_text(path), str(path))
+    from completep.train import folder
+
+    return folder.read_run(path)
 
 
 Build = Callable[[], Any]

@@ -27,6 +27,7 @@ def prepare(
     validation: float = 0.01,
     text_field: str = "text",
     workers: int = 2,
+    max_document: str = "64M",
     json: bool = False,
 ) -> int:
     """Turn text into memory-mapped token shards. After an interruption the same command continues.
@@ -40,17 +41,20 @@ def prepare(
         validation: share of the documents that is held out for validation.
         text_field: the field that holds the text, in JSON and Parquet.
         workers: processes.
+        max_document: bytes of a document, or of a line of JSON, that are read at most; a longer one is an error.
         json: print JSON.
     """
     from rich.progress import Progress
 
     from completep.data.prepare import prepare as run
+    from completep.units import parse_quantity
 
+    most = int(parse_quantity(max_document, "max_document"))
     with Progress(console=console(stderr=True), transient=True) as progress:
         task = progress.add_task("tokenizing", total=None)
         corpus = run(
             sources, out, tokenizer=tokenizer, validation=validation, text_field=text_field, workers=workers,
-            progress=lambda done, total, tokens: progress.update(task, completed=done, total=total),
+            max_document=most, progress=lambda done, total, tokens: progress.update(task, completed=done, total=total),
         )  # fmt: skip
     counts = {split: corpus.tokens(split) for split in ("train", "validation")}
     if json:
@@ -130,8 +134,8 @@ def train(
     from dataclasses import asdict
 
     from completep.train.distributed import leave
-    from completep.train.loop import How
     from completep.train.loop import train as run_it
+    from completep.train.settings import How
     from completep.units import parse_quantity
 
     options: dict[str, Any] = {
@@ -171,7 +175,7 @@ def _resolve_run(
     from dataclasses import replace
 
     from completep import plan
-    from completep.train.loop import open_corpus
+    from completep.train.settings import open_corpus
 
     if path is not None:
         if options:

@@ -2,12 +2,12 @@
 
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 
 from completep.errors import UserError
 from completep.sweep.engine import Backend, Engine, Event, unwatched
-from completep.sweep.search import Bracketing, Search
+from completep.sweep.search import Bracketing, Search, Strategy
 from completep.sweep.store import Store, distinct
 from completep.sweep.task import Task, Trial
 
@@ -41,24 +41,29 @@ def conduct(
     store: Store,
     backend: Backend,
     *,
-    search: Search = "grid",
+    search: Search | Strategy = "grid",
     swept: str | None = None,
     watch: Watcher = nobody,
+    fail_fast: bool = False,
 ) -> Conducted:
     """Run what is missing. SIGTERM works like Ctrl-C: every task saves first, and the same call continues later."""
-    if search != "grid" and swept is None:
+    if search in ("bracket", "beside") and swept is None:
         raise UserError("there is no curve with a minimum to search for", fix="use search='grid'")
     tasks = distinct(trials)
-    present = sum(store.result(task) is not None for task in tasks)
-    with watch(trials, store, search != "grid") as on_event, sigterm_interrupts():
-        engine = Engine(store, backend, on_event)
-        if search == "grid":
+    store.write_index(tasks)
+    present = len(store.results(tasks))
+    with watch(trials, store, search != "grid") as on_event, sigterm_interrupts(), closing(backend):
+        engine = Engine(store, backend, on_event, fail_fast)
+        if not isinstance(search, str):
+            ran, failed = search(engine, trials)
+        elif search == "grid":
             ran, failed = list(trials), engine.run(tasks)
         else:
             assert swept is not None
             values = sorted({trial.point.number(swept) for trial in trials})
             ran, failed = Bracketing(engine, swept, values).run(trials, walk_all=search == "bracket")
-    if failed and not any(store.result(trial.task) for trial in ran):
+    store.write_index(distinct(ran))
+    if failed and not store.results(trial.task for trial in ran):
         folders = ", ".join(str(store.folder(task)) for task in failed[:2])
         raise UserError(
             f"all {len(failed)} runs failed", fix=f"see log.txt in {folders}, if it exists; then run the same again"

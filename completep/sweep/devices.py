@@ -1,17 +1,21 @@
 """This machine's GPUs and memory, and a run over several of its processes."""
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from completep.errors import UserError
+from completep.sweep.child import passing_on
+
+GPU_FILES = ("nvidiactl", "nvhost-ctrl", "nvgpu", "nvmap", "kfd", "dxg")  # one of them is there where a GPU is
 
 
 def devices() -> list[str]:
     """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    if sys.platform == "linux" and not any(Path("/dev", name).exists() for name in GPU_FILES):
+        return []  # without importing torch, which takes seconds
     import torch
 
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -49,21 +53,15 @@ def torchrun(module: Sequence[str], ranks: int, lock: int) -> None:
     are passed on: the ranks save their checkpoint and stop.
     """
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    stops: list[int] = []
     started: list[subprocess.Popen[bytes]] = []
 
-    def stop(number: int, frame: object) -> None:
-        stops.append(number)
+    def stop() -> None:
         for process in started:
             process.terminate()
 
-    old = {s: signal.signal(s, stop) for s in (signal.SIGTERM, signal.SIGINT)}
-    try:
+    with passing_on(stop) as signals:
         one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
         started.append(subprocess.Popen([*launcher, "-m", *module], env=one_thread, pass_fds=[lock]))
-        if stops:  # the signal came before the process was in the list
-            started[0].terminate()
+        if signals:  # the signal came before the process was in the list
+            stop()
         started[0].wait()
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)

@@ -8,14 +8,17 @@ call continues.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, cast
 
+from completep.errors import UserError
+from completep.files import make_folder
 from completep.sweep.store import Store
 from completep.sweep.task import Task
 
 TRIES = 2
 POLL = 0.5  # seconds
-Kind = Literal["started", "done", "diverged", "failed", "retry", "elsewhere"]
+Ending = Literal["done", "diverged", "hopeless"]  # the statuses of a result
+Kind = Ending | Literal["started", "failed", "retry", "elsewhere"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,9 @@ class Backend(Protocol):
     def stop(self) -> None:
         """Ask every running task to save and stop, and wait until it has."""
 
+    def close(self) -> None:
+        """No more tasks come: give back what was taken for them."""
+
 
 def unwatched(event: Event) -> None:
     """Ignore the event."""
@@ -64,11 +70,14 @@ class Engine:
     store: Store
     backend: Backend
     on_event: Callable[[Event], None] = unwatched
+    fail_fast: bool = False  # stop when a task fails before any has been done: the next would fail too
+    worked: bool = False  # a task has been done
     tries: dict[str, int] = field(default_factory=dict)
 
     def run(self, tasks: Sequence[Task]) -> list[Task]:
         """Do what is not done yet, the largest first; the tasks that failed."""
         todo = self.undone(tasks)
+        self.worked = self.worked or len(todo) < len({task.id for task in tasks})
         if not todo:
             return []
         self.tries.clear()
@@ -85,28 +94,42 @@ class Engine:
                 for ended in self.backend.wait(POLL):
                     running -= 1
                     event = self.judge(ended)
-                    if event.kind in ("retry", "elsewhere"):
+                    if event.kind == "retry":
+                        todo.insert(0, ended.task)  # at once: what fails twice is known before the others start
+                    elif event.kind == "elsewhere":
                         todo.append(ended.task)
-                        time.sleep(POLL if event.kind == "elsewhere" else 0)
+                        time.sleep(POLL)
                     elif event.kind == "failed":
                         failed.append(ended.task)
+                        self.refuse_hopeless(event)
+                    else:
+                        self.worked = True
                     self.on_event(event)
         except BaseException:
             self.backend.stop()
             raise
         return failed
 
+    def refuse_hopeless(self, event: Event) -> None:
+        if self.fail_fast and not self.worked:
+            raise UserError(
+                f"the first run failed: {event.task.describe()}\n{event.detail}",
+                fix=f"correct the script or the command and run the same again; all of the output is in "
+                f"{self.store.folder(event.task)}",
+            )
+
     def undone(self, tasks: Sequence[Task]) -> list[Task]:
         """What is left, each once, the largest first: a long task that starts last would leave the other cores idle."""
-        distinct = {task.id: task for task in tasks}.values()
-        left = [task for task in distinct if self.store.result(task) is None]
+        distinct = {task.id: task for task in tasks}
+        done = self.store.results(distinct.values())
+        left = [task for name, task in distinct.items() if name not in done]
         return sorted(left, key=lambda task: task.cost, reverse=True)
 
     def judge(self, ended: Ended) -> Event:
         task = ended.task
         result = self.store.result(task)
         if result is not None:
-            return Event("diverged" if result["status"] == "diverged" else "done", task)
+            return Event(cast(Ending, result["status"]), task)
         if ended.elsewhere:
             return Event("elsewhere", task)
         self.tries[task.id] = self.tries.get(task.id, 0) + 1
@@ -118,7 +141,9 @@ def attempt(store: Store, task: Task) -> Literal["done", "elsewhere", "stopped"]
     with store.holding(task) as lock:
         if lock is None:
             return "elsewhere"
+        if store.result(task) is not None:  # another process has done it since this one looked
+            return "done"
         folder = store.folder(task)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         task.carry_out(folder, lock)
     return "stopped" if store.result(task) is None else "done"

@@ -11,35 +11,42 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from completep.errors import UserError
+from completep.files import append
 from completep.sweep.devices import available_memory, device_count, device_groups
 from completep.sweep.engine import Ended, attempt
 from completep.sweep.store import Store
-from completep.sweep.task import Task
+from completep.sweep.task import Task, TaskError
 
 ELSEWHERE, STOPPED = 3, 4  # exit codes of a task's process
-# Every training run imports these; a server that has them saves a second per run.
-PRELOADED = ("completep.sweep.training", "cattrs", "safetensors.torch", "torch._dynamo")
 SHARE = 0.8  # of the free memory may be planned for
 
 
 @dataclass
 class Local:
-    """Tasks on this machine; `workers` at a time, by default one per core or GPU (or group of GPUs)."""
+    """Tasks on this machine; `workers` at a time, by default one per core or GPU (or group of GPUs).
+
+    `per_gpu` tasks share a GPU, for runs that are too small to fill one.
+    """
 
     workers: int | None = None
+    per_gpu: int = 1
     running: dict[BaseProcess, Task] = field(default_factory=dict)
     seats: dict[BaseProcess, str | None] = field(default_factory=dict)
 
     def open(self, store: Store, tasks: Sequence[Task]) -> None:
         ranks = max(task.ranks for task in tasks)
-        workers = self.workers if self.workers is not None else max(1, device_count() // ranks)
+        if self.per_gpu < 1:
+            raise UserError(f"per_gpu={self.per_gpu}: must be at least 1", fix="leave per_gpu out for one run per GPU")
+        groups: list[str | None] = [",".join(group) for _ in range(self.per_gpu) for group in device_groups(ranks)]
+        workers = self.workers if self.workers is not None else len(groups) or max(1, device_count() // ranks)
         if workers < 1:
             raise UserError(f"workers={workers}: must be at least 1", fix="leave workers out for one per core or GPU")
-        groups: list[str | None] = [",".join(group) for group in device_groups(ranks)]
         self.store, self.free_seats = store, groups[:workers] or [None] * workers
         self.memory = available_memory()
-        self.context = multiprocessing.get_context("forkserver")  # its forks have torch imported and start at once
-        self.context.set_forkserver_preload(list(PRELOADED))
+        self.context = multiprocessing.get_context(
+            "forkserver"
+        )  # its forks have imported what they need and start at once
+        self.context.set_forkserver_preload([__name__, *sorted({name for task in tasks for name in task.imports})])
 
     def has_room(self, task: Task) -> bool:
         if not self.free_seats:
@@ -72,6 +79,9 @@ class Local:
         self.running.clear()
         self.seats.clear()
 
+    def close(self) -> None:
+        """Nothing was taken."""
+
 
 @contextmanager
 def main_not_imported(task: Task) -> Iterator[None]:
@@ -97,13 +107,19 @@ def work(store: Store, task: Task, devices: str | None) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = devices
     folder = store.folder(task)
     folder.mkdir(parents=True, exist_ok=True)
-    log = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    log = append(folder / "log.txt")
     os.dup2(log, 1)
     os.dup2(log, 2)
-    sys.exit({"done": 0, "elsewhere": ELSEWHERE, "stopped": STOPPED}[attempt(store, task)])
+    try:
+        sys.exit({"done": 0, "elsewhere": ELSEWHERE, "stopped": STOPPED}[attempt(store, task)])
+    except (TaskError, UserError) as error:
+        sys.exit(str(error))
 
 
 def last_lines(path: Path, count: int = 8) -> str:
-    if not path.exists():
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 2**16))  # a log may be long
+            return "\n".join(file.read().decode(errors="replace").splitlines()[-count:])
+    except OSError:
         return ""
-    return "\n".join(path.read_text(errors="replace").splitlines()[-count:])

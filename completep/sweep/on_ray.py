@@ -1,17 +1,21 @@
 """Backend: a Ray cluster whose nodes share the store's folder. Ray places and restarts; the store keeps tasks single.
 
-Without an address a cluster is started on this machine. A task whose node dies continues elsewhere from its last
-checkpoint.
+Without an address a cluster is started on this machine, which only this machine can reach. A task whose node dies
+continues elsewhere from its last checkpoint.
 """
 
 import logging
 import os
+import signal
 import socket
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import ModuleType
 
 from completep.errors import UserError
+from completep.files import append
 from completep.sweep.engine import Ended, attempt
 from completep.sweep.store import Store
 from completep.sweep.task import Task
@@ -64,6 +68,9 @@ class OnRay:
             self.ray.wait(list(self.running), num_returns=len(self.running), timeout=GRACE)
         self.running.clear()
 
+    def close(self) -> None:
+        """Nothing was taken."""
+
 
 def refuse_too_large(ray: ModuleType, tasks: Sequence[Task]) -> None:
     """Ray would wait forever for a node that is large enough."""
@@ -85,7 +92,7 @@ def on_node(store: Store, task: Task) -> str:
 
     folder = store.folder(task)
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "log.txt").open("a") as log:
+    with os.fdopen(append(folder / "log.txt"), "w") as log:
         log.write(f"on node {ray.get_runtime_context().get_node_id()}\n")
     return attempt(store, task)
 
@@ -100,9 +107,12 @@ def join_cluster(address: str | None) -> ModuleType:
         os.environ.setdefault("RAY_worker_niceness", "0")
         if address is not None and address != "auto":
             require_answer(address)
-        dashboard = None if address is not None else False
+        given = address is not None or "RAY_ADDRESS" in os.environ
+        dashboard = None if given else False
         try:
-            ray.init(address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=dashboard)
+            with own_sigterm(), nullcontext() if given else on_loopback():
+                place = address if given else "local"  # None would join any cluster that runs on this machine
+                ray.init(place, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=dashboard)
         except (ConnectionError, RuntimeError, ValueError) as error:
             first = str(error).splitlines()[0]
             raise UserError(
@@ -110,6 +120,38 @@ def join_cluster(address: str | None) -> ModuleType:
             ) from error
     module: ModuleType = ray
     return module
+
+
+@contextmanager
+def on_loopback() -> Iterator[None]:
+    """A cluster that is started here listens on 127.0.0.1 alone.
+
+    Ray has no argument for it (it turns a loopback address into an outer one), but does so where it supports no
+    clusters of several machines, on macOS and Windows. That is a setting.
+    """
+    from ray._private import ray_constants
+
+    variable, before = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, ray_constants.ENABLE_RAY_CLUSTER
+    if before and variable in os.environ:  # whoever set it wants a cluster of several machines
+        yield
+        return
+    os.environ[variable], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        del os.environ[variable]
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextmanager
+def own_sigterm() -> Iterator[None]:
+    """Ray would replace the handler by one that ends the process at once; ours lets tasks save."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def require_answer(address: str) -> None:

@@ -5,16 +5,20 @@ first. The others start where those ended, which is also where they end if the v
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from completep.sweep.engine import Engine
+from completep.sweep.store import Store
 from completep.sweep.task import Task, Trial, Value
 
 Curve = tuple[tuple[str, Value], ...]
 # beside: like bracket, but the larger shapes run only the three values around the smallest shape's best.
 Search = Literal["grid", "bracket", "beside"]
+# Any other way to choose: from an engine and the trials there are, to those that were run and the tasks that failed.
+Strategy = Callable[[Engine, Sequence[Trial]], tuple[list[Trial], list[Task]]]
+Losses = Mapping[float, float]  # by the swept value
 
 
 def next_values(values: Sequence[float], losses: Mapping[float, float], start: float) -> list[float]:
@@ -28,13 +32,28 @@ def next_values(values: Sequence[float], losses: Mapping[float, float], start: f
     return [v for v in values[max(0, i - 1) : i + 2] if v not in losses]
 
 
+class Runner(Protocol):
+    """What a search needs of an engine."""
+
+    @property
+    def store(self) -> Store: ...
+
+    def run(self, tasks: Sequence[Task]) -> list[Task]:
+        """Do what is not done yet; the tasks that failed."""
+
+
+def unseen(losses: Losses) -> None:
+    """Do not look at the losses so far."""
+
+
 @dataclass
 class Bracketing:
     """A search over all curves of a sweep at once."""
 
-    engine: Engine
+    engine: Runner
     swept: str
     values: Sequence[float]
+    on_round: Callable[[Losses], None] = unseen  # sees each curve's losses so far, after each round
 
     def __post_init__(self) -> None:
         self.values = sorted(self.values)
@@ -43,22 +62,25 @@ class Bracketing:
 
     def run(self, trials: Sequence[Trial], *, walk_all: bool = True) -> tuple[list[Trial], list[Task]]:
         """(the trials that were run, the tasks that failed)."""
+        cost = min(trial.task.cost for trial in trials)
+        small = [t.task.cost <= 1.001 * cost for t in trials]
+        start = self.walk([t for t, own in zip(trials, small, strict=True) if own])
+        self.walk([t for t, own in zip(trials, small, strict=True) if not own], start, on=walk_all)
+        return self.done, self.failed
+
+    def walk(self, trials: Sequence[Trial], start: float | None = None, *, on: bool = True) -> float:
+        """Walk the curves of these trials together, round by round, or stop after the first round.
+
+        Starts at `start`, by default in the middle. Returns the best value of the first curve.
+        """
         curves: dict[Curve, list[Trial]] = {}
         for trial in trials:
             key = tuple((k, v) for k, v in trial.point.items() if k not in (self.swept, "seed"))
             curves.setdefault(key, []).append(trial)
-        cost = {key: group[0].task.cost for key, group in curves.items()}
-        smallest = {key: curves[key] for key in curves if cost[key] <= 1.001 * min(cost.values())}
-        others = {key: curves[key] for key in curves if key not in smallest}
-        start = self._walk(smallest, self.values[len(self.values) // 2], walk=True)
-        self._walk(others, start, walk=walk_all)
-        return self.done, self.failed
-
-    def _walk(self, curves: Mapping[Curve, Sequence[Trial]], start: float, walk: bool) -> float:
-        """Walk these curves together, round by round; the best value of the first one."""
+        begin = self.values[len(self.values) // 2] if start is None else start
         losses: dict[Curve, dict[float, float]] = {key: {} for key in curves}
         while True:
-            wanted = {key: next_values(self.values, losses[key], start) for key in curves}
+            wanted = {key: next_values(self.values, losses[key], begin) for key in curves}
             rounds = {
                 key: [t for t in group if t.point.number(self.swept) in wanted[key]] for key, group in curves.items()
             }
@@ -70,10 +92,11 @@ class Bracketing:
             for key, group in rounds.items():
                 for value in wanted[key]:
                     losses[key][value] = self._loss([t.task for t in group if t.point.number(self.swept) == value])
-            if not walk:
+                self.on_round(losses[key])
+            if not on:
                 break
         first = next(iter(losses.values()), {})
-        return min(first, key=lambda v: first[v]) if first else start
+        return min(first, key=lambda v: first[v]) if first else begin
 
     def _loss(self, tasks: Sequence[Task]) -> float:
         """Mean over seeds; infinite where one diverged or failed."""

@@ -1,39 +1,49 @@
 """Tasks as content-addressed folders: the name is a hash of everything that determines the result, so each is done
 once.
 
-A task that a process works on is locked. The kernel drops the lock when that process ends, however it ends.
+A task that a process works on is claimed (claims.py), so that no other one does it too.
 """
 
+import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
 from completep import __version__
+from completep.config import unsealed
 from completep.errors import UserError
-from completep.files import is_locked, lock, read_text, write_new
-from completep.sweep.task import Task, Trial, Value
+from completep.files import make_folder, read_text, write_new, write_over
+from completep.sweep.claims import Kind, claim, claims_for, is_claimed
+from completep.sweep.task import Named, Task, Trial, Value
 
 FORMAT = 1  # of a store's folders; another one is refused
+MANIFEST, INDEX, RESULT = "store.json", ".index", "result.json"
+STATUSES = ("done", "diverged", "hopeless")  # how a task may end: hopeless ones were stopped early by a search
+Result = dict[str, Value | None]
 
 
 @dataclass(frozen=True)
 class Counts:
-    """How many tasks are done, diverged, running, begun and left, or not begun."""
+    """How many tasks are done, diverged, stopped as hopeless, running, begun and left, or not begun."""
 
     runs: int = 0
     done: int = 0
     diverged: int = 0
+    hopeless: int = 0
     running: int = 0
     interrupted: int = 0
     missing: int = 0
 
     @property
     def unfinished(self) -> int:
-        return self.runs - self.done - self.diverged
+        return self.runs - self.done - self.diverged - self.hopeless
 
 
 @dataclass(frozen=True)
@@ -44,19 +54,32 @@ class Store:
 
     def open(self) -> None:
         """Make the root, or check that it is a store of this version."""
-        manifest = self.root / "store.json"
+        self.look()
+        manifest = self.root / MANIFEST
         if not manifest.exists():
-            others = [p for p in self.root.glob("*") if not p.name.startswith(".")]  # a kill may leave .store.json.part
-            if others and not manifest.exists():  # another process may have written it meanwhile
-                raise UserError(f"{self.root} is not empty and is not a run store", fix="choose another folder for out")
             try:
-                write_new(manifest, json.dumps({"format": FORMAT, "completep": __version__}) + "\n")
+                content = {"format": FORMAT, "completep": __version__, "claims": claims_for(self.root)}
+                write_new(manifest, json.dumps(content) + "\n")
             except UserError:
                 if not manifest.exists():  # otherwise another process was faster
                     raise
+            self.look()
+
+    def look(self) -> None:
+        """Check that the root is a store of this version, or not there yet. Writes nothing."""
+        manifest = self.root / MANIFEST
+        if not manifest.exists():
+            if self.root.exists() and not self.root.is_dir():
+                raise UserError(f"{self.root} is a file, not a folder", fix="choose another folder for out")
+            others = [p for p in self.root.glob("*") if not p.name.startswith(".")]  # a kill may leave .store.json.part
+            if others and not manifest.exists():  # another process may have written it meanwhile
+                raise UserError(f"{self.root} is not empty and is not a run store", fix="choose another folder for out")
+            return
         try:
             version = json.loads(read_text(manifest))["format"]
-        except (json.JSONDecodeError, KeyError, TypeError):
+        except UserError:
+            raise
+        except (ValueError, KeyError, TypeError, RecursionError):
             version = "unknown"
         if version != FORMAT:
             raise UserError(
@@ -64,50 +87,140 @@ class Store:
                 fix="use the version that wrote it, or another folder for out",
             )
 
-    def folder(self, task: Task) -> Path:
+    @property
+    def claims(self) -> Kind:
+        """How processes claim a task here. It was chosen when the store was made, so that all of them agree."""
+        return _claims_of(self.root / MANIFEST)
+
+    def folder(self, task: Named) -> Path:
         return self.root / task.id
 
-    def result(self, task: Task) -> dict[str, Value | None] | None:
-        """The content of result.json, once the task is done or has diverged."""
-        path = self.folder(task) / "result.json"
-        if not path.exists():
-            return None
-        try:
-            content: dict[str, Value | None] = json.loads(read_text(path))
-        except json.JSONDecodeError as error:
-            raise UserError(
-                f"{path} is damaged: {error}", fix=f"remove the folder {path.parent}, and run the same command again"
-            ) from error
-        return content
+    def result(self, task: Named) -> Result | None:
+        """The content of result.json, once the task has ended."""
+        path = self.folder(task) / RESULT
+        return _result(read_text(path), path) if path.exists() else None
+
+    def results(self, tasks: Iterable[Named]) -> dict[str, Result]:
+        """The results of many tasks, by id. The index saves reading those that have not changed since."""
+        index = _read_index(self.root / INDEX)
+        found: dict[str, Result] = {}
+        for task in tasks:
+            path = f"{self.root}/{task.id}/{RESULT}"
+            try:
+                stamp = _stamp(path)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            known = index.get(task.id)
+            found[task.id] = known[1] if known and known[0] == stamp else _result(read_text(Path(path)), Path(path))
+        return found
+
+    def write_index(self, tasks: Iterable[Named]) -> None:
+        """Keep the results of these tasks in one file, beside what it has already. It is only a faster way to read."""
+        results = self.results(tasks)
+        old = _read_index(self.root / INDEX)
+        new = {name: [_stamp(f"{self.root}/{name}/{RESULT}"), _brief(result)] for name, result in results.items()}
+        if new.items() <= old.items():
+            return
+        body = json.dumps({**old, **new}, separators=(",", ":")).encode()
+        with suppress(UserError):  # a store that can only be read
+            write_over(self.root / INDEX, hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
+
+    def reopen(self, task: Task) -> None:
+        """Forget the result of a task that a search stopped, so that it can be done to its end."""
+        if (self.result(task) or {}).get("status") != "hopeless":
+            return
+        with self.holding(task) as held:
+            if held is not None:
+                (self.folder(task) / RESULT).unlink(missing_ok=True)
 
     @contextmanager
-    def holding(self, task: Task) -> Iterator[int | None]:
+    def holding(self, task: Named) -> Iterator[int | None]:
         """The lock's descriptor if this process may do the task now; None if another process is doing it."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        with lock(self.root / f"{task.id}.lock") as descriptor:
+        make_folder(self.root)
+        with claim(self.root / task.id, self.claims) as descriptor:
             yield descriptor
 
-    def held(self, task: Task) -> bool:
+    def held(self, task: Named) -> bool:
         """Is a process working on it now?"""
-        return is_locked(self.root / f"{task.id}.lock")
+        return is_claimed(self.root / task.id, self.claims)
 
-    def state(self, task: Task) -> str:
-        """done, diverged, running, interrupted or missing."""
+    def state(self, task: Named) -> str:
+        """How it ended, or running, interrupted or missing."""
         result = self.result(task)
-        if result is not None:
-            return str(result["status"])
+        return str(result["status"]) if result is not None else self._unfinished(task)
+
+    def _unfinished(self, task: Named) -> str:
         if self.held(task):
             return "running"
         return "interrupted" if (self.folder(task) / "run.json").exists() else "missing"
 
-    def counts(self, tasks: Sequence[Task]) -> Counts:
-        states = [self.state(task) for task in {task.id: task for task in tasks}.values()]
+    def counts(self, tasks: Sequence[Named]) -> Counts:
+        once = {task.id: task for task in tasks}
+        results = self.results(once.values())
+        states = [str(results[i]["status"]) if i in results else self._unfinished(task) for i, task in once.items()]
         return Counts(len(states), **{state: states.count(state) for state in set(states)})
 
-    def frame(self, trials: "Sequence[tuple[Mapping[str, Value], Task]]") -> pl.DataFrame:
+    def frame(self, trials: "Sequence[tuple[Mapping[str, Value], Named]]") -> pl.DataFrame:
         """A row per labelled task: its labels, and its result where there is one."""
-        rows = [{**labels, "run": task.id, **(self.result(task) or {"status": "missing"})} for labels, task in trials]
+        results = self.results({task.id: task for _, task in trials}.values())
+        missing: Result = {"status": "missing"}
+        rows = [{**labels, **_brief(results.get(task.id, missing)), "run": task.id} for labels, task in trials]
         return pl.DataFrame(rows, infer_schema_length=None)
+
+
+def _claims_of(manifest: Path) -> Kind:
+    """A store without a manifest, or with one of an older version, has kernel locks."""
+    try:
+        return _parsed_claims(manifest, *_stamp(str(manifest)))
+    except OSError:
+        return "kernel"
+
+
+@lru_cache(maxsize=16)
+def _parsed_claims(manifest: Path, *stamp: int) -> Kind:
+    try:
+        return "heartbeat" if json.loads(manifest.read_text()).get("claims") == "heartbeat" else "kernel"
+    except (ValueError, AttributeError):
+        return "kernel"
+
+
+def _result(text: "str | bytes", path: Path) -> Result:
+    """A training run seals its result; a task of yours may write plain JSON."""
+    try:
+        content = unsealed(text, or_plain=True)
+        if content.get("status") not in STATUSES:
+            raise ValueError(f"its status is {content.get('status')!r}")
+    except ValueError as error:
+        fix = f"remove the folder {path.parent}, and run the same command again"
+        raise UserError(f"{path} is damaged: {error}", fix=fix) from error
+    return content
+
+
+def _brief(result: Result) -> Result:
+    """Without what only the run's own folder needs."""
+    return {name: value for name, value in result.items() if name != "files"}
+
+
+def _stamp(path: str) -> list[int]:
+    status = os.stat(path)
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+
+
+def _read_index(path: Path) -> dict[str, list[Any]]:
+    """The index; empty if there is none, or if it is damaged."""
+    try:
+        return _parsed_index(path, *_stamp(str(path)))
+    except OSError:
+        return {}
+
+
+@lru_cache(maxsize=4)
+def _parsed_index(path: Path, *stamp: int) -> dict[str, list[Any]]:
+    digest, _, body = path.read_bytes().partition(b"\n")
+    if hashlib.sha256(body).hexdigest().encode() != digest:
+        return {}
+    content: dict[str, list[Any]] = json.loads(body)
+    return content
 
 
 def distinct(trials: Sequence[Trial]) -> list[Task]:

@@ -21,12 +21,16 @@ class Point(dict[str, Value]):
         return float(self[axis])
 
 
-class Task(Protocol):
-    """Something to do once. It must be picklable, since it is done in another process."""
+class Named(Protocol):
+    """Something with a folder in a store."""
 
     @property
     def id(self) -> str:
         """Names its folder: a hash of everything that determines the result."""
+
+
+class Task(Named, Protocol):
+    """Something to do once. It must be picklable, since it is done in another process."""
 
     @property
     def cost(self) -> float:
@@ -36,6 +40,10 @@ class Task(Protocol):
     def ranks(self) -> int:
         """Processes (GPUs) that it takes."""
 
+    @property
+    def imports(self) -> tuple[str, ...]:
+        """Modules that its process needs. A server that has imported them starts such tasks at once."""
+
     def memory(self) -> float:
         """Bytes of this machine's memory that it needs."""
 
@@ -43,13 +51,18 @@ class Task(Protocol):
         """One line for people."""
 
     def carry_out(self, folder: Path, lock: int) -> None:
-        """Do it and leave result.json, with a `status` of done or diverged; none if it was asked to stop.
+        """Do it and leave result.json, with a `status` of done, diverged or hopeless; none if it was asked to stop.
 
-        `lock` is the descriptor of the lock on its folder. Child processes may inherit it.
+        `lock` is the descriptor of the lock on its folder. Child processes may inherit it. A task that cannot be done
+        raises an error; `TaskError` is one whose text says all that a person needs.
         """
 
     def loss(self, result: Mapping[str, object]) -> float | None:
         """What a search minimises; None where there is none."""
+
+
+class TaskError(Exception):
+    """A task could not be done. The text says why: it is shown without a traceback."""
 
 
 @dataclass(frozen=True)

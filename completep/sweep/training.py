@@ -8,19 +8,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
+from typing import Any, ClassVar
 
 import polars as pl
 
 from completep.compute import flops
 from completep.compute.memory import memory
-from completep.config import Data, Run, Shape, run_id
-from completep.errors import UserError
+from completep.config import Data, GPTConfig, Run, Shape, plain, run_id, structure, whole
 from completep.rules.table import rules_named
 from completep.sweep.devices import devices, torchrun
 from completep.sweep.store import Store
 from completep.sweep.task import Value
-from completep.train.loop import How, claim, open_corpus, train
+from completep.train.folder import METRICS, check_files, claim, read_result
 from completep.train.records import Record, read_metrics
+from completep.train.settings import How, open_corpus
 from completep.units import power
 
 SIMPLEST = ("sp", "mup", "completep")
@@ -33,17 +34,22 @@ HOW = How(checkpoint_every=500, keep=1, peak=None)
 class Training:
     """One run, under the simplest rules and base that give the same numbers, with its data's hash in it."""
 
+    kind: ClassVar[str] = "training"
     run: Run
     how: How = HOW
     ranks: int = 1
 
+    def to_json(self) -> dict[str, object]:
+        return {"run": plain(self.run), "how": plain(self.how), "ranks": self.ranks}
+
+    @staticmethod
+    def from_json(content: dict[str, Any]) -> "Training":
+        run = structure(content["run"], Run, "the task's run", "ask for it again")
+        return Training(run, How(**content["how"]), int(content["ranks"]))
+
     @staticmethod
     def of(run: Run, how: How = HOW, ranks: int = 1) -> "Training":
-        if ranks < 1 or (how.micro_batch is not None and how.micro_batch < 1):
-            raise UserError(
-                f"ranks={ranks}, micro_batch={how.micro_batch}: must be at least 1",
-                fix="leave them out for the defaults",
-            )
+        whole("ranks", ranks)
         return Training(canonical(with_data(run)), how, ranks)
 
     @cached_property
@@ -52,7 +58,11 @@ class Training:
 
     @cached_property
     def cost(self) -> float:
-        return flops.training_flops(self.run.model, self.run.sequence, self.run.tokens)
+        return self.run.tokens * _flops_per_token(self.run.model, self.run.sequence)
+
+    @property
+    def imports(self) -> tuple[str, ...]:
+        return ("completep.sweep.training", "cattrs", "safetensors.torch", "torch._dynamo")
 
     def memory(self) -> float:
         """Without the model where that is in a GPU's memory."""
@@ -70,6 +80,8 @@ class Training:
     def carry_out(self, folder: Path, lock: int) -> None:
         """With one thread, or under torchrun. A finished run keeps its weights and loses its checkpoints."""
         import torch
+
+        from completep.train.loop import train
 
         torch.set_num_threads(1)
         if self.ranks > 1:
@@ -100,7 +112,8 @@ def canonical(run: Run) -> Run:
     # Rules without a factor along an axis do not depend on where the base was on it.
     width = run.base.width if _simplest(rules, True, False) != "sp" else shape.width
     depth = run.base.depth if _simplest(rules, False, True) != "sp" else shape.depth
-    return replace(run, rules=rules, base=Shape(width, depth))
+    base = Shape(width, depth)
+    return run if (rules, base) == (run.rules, run.base) else replace(run, rules=rules, base=base)
 
 
 @cache
@@ -114,12 +127,17 @@ def with_data(run: Run) -> Run:
     """The run with its data's hash in it, so that other data is another run. Data that is not given yet stays open."""
     if run.data.sha256 or not run.data.source:
         return run
-    return replace(run, data=replace(run.data, sha256=_sha256(run.data)))
+    return replace(run, data=_with_hash(run.data))
 
 
 @cache
-def _sha256(data: Data) -> str:
-    return open_corpus(data).sha256
+def _with_hash(data: Data) -> Data:
+    return replace(data, sha256=open_corpus(data).sha256)
+
+
+@cache
+def _flops_per_token(model: GPTConfig, sequence: int) -> float:
+    return flops.training_flops(model, sequence, 1)
 
 
 def describe(run: Run) -> dict[str, Value]:
@@ -156,5 +174,10 @@ def history(store: Store, trials: "Sequence[tuple[Mapping[str, Value], Training]
 
 
 def _records(store: Store, task: Training) -> Iterator[Record]:
-    path = store.folder(task) / "metrics.jsonl"
-    return read_metrics(path) if path.exists() else iter(())
+    """What a run recorded; of a finished run, as it was when the run ended."""
+    folder = store.folder(task)
+    if not (folder / METRICS).exists():
+        return iter(())
+    if (result := read_result(folder)) is not None:
+        check_files(folder, result, METRICS)
+    return read_metrics(folder / METRICS)

@@ -47,6 +47,7 @@ class Script:
     waits_for: str = ""
     cost: float = 1.0
     ranks: int = 1
+    imports: tuple = ()
 
     @property
     def id(self):

@@ -14,7 +14,7 @@ import pytest
 
 from completep.errors import UserError
 from completep.sweep.devices import available_memory
-from completep.sweep.engine import Engine, Event
+from completep.sweep.engine import Engine, Event, attempt
 from completep.sweep.local import Local
 from completep.sweep.store import Store
 from completep.sweep.training import Training
@@ -178,6 +178,40 @@ def test_memory_is_planned_for(data, tmp_path):
     assert Training.of(small_run(data), replace(HOW, micro_batch=1)).memory() < run.memory()
     assert training(data, ranks=2).memory() > 1.5 * run.memory()
     assert 1e8 < available_memory() < 1e15
+
+
+def test_small_runs_share_a_gpu(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules["completep.sweep.devices"], "devices", lambda: ["0", "1"])
+    seats = {}
+    for workers, per_gpu in ((None, 1), (None, 3), (2, 3), (3, 2)):
+        local = Local(workers, per_gpu)
+        local.open(Store(tmp_path), [Script("a")])
+        seats[workers, per_gpu] = sorted(local.free_seats)
+    assert seats == {
+        (None, 1): ["0", "1"], (None, 3): ["0", "0", "0", "1", "1", "1"], (2, 3): ["0", "1"], (3, 2): ["0", "0", "1"],
+    }  # fmt: skip
+    with pytest.raises(UserError, match="per_gpu=0"):
+        Local(per_gpu=0).open(Store(tmp_path), [Script("a")])
+
+
+def test_what_was_done_since_one_looked_is_not_done_again(tmp_path):
+    store = Store(tmp_path)
+    assert attempt(store, Script("x", 1.0)) == "done"
+    assert attempt(store, Script("x", fails=True)) == "done"  # it would have failed
+    with pytest.raises(RuntimeError, match="cannot do this"):
+        attempt(store, Script("y", fails=True))
+
+
+def test_a_sweep_stops_when_its_first_task_fails_twice(tmp_path):
+    events = []
+    scripts = [Script("bad", fails=True, cost=9.0), *(Script(str(i)) for i in range(5))]
+    stopping = Engine(Store(tmp_path), Local(1), events.append, fail_fast=True)
+    with pytest.raises(UserError, match="the first run failed: script bad"):
+        stopping.run(scripts)
+    assert [e.kind for e in events] == ["started", "retry", "started"]
+    good = Engine(Store(tmp_path), Local(1), events.append, fail_fast=True)
+    assert good.run(scripts[1:2]) == []
+    assert [t.name for t in good.run(scripts)] == ["bad"]  # something has worked, so that the others go on
 
 
 def test_impossible_settings_are_refused_at_once(data, tmp_path):

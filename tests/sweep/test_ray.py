@@ -1,9 +1,13 @@
 """The engine on a real Ray cluster of two nodes on loopback, one of which dies in the middle."""
 
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 import warnings
+from pathlib import Path
 
 import pytest
 
@@ -103,3 +107,76 @@ def test_no_cluster_at_the_address(data, tmp_path):
     for address in ("127.0.0.1:1", "nowhere", "127.0.0.1:port"):
         with pytest.raises(UserError, match="no Ray cluster at"):
             Engine(Store(tmp_path), OnRay(address)).run([Training.of(small_run(data))])
+
+
+DRIVER = """
+import glob, os, sys
+from pathlib import Path
+from completep.sweep.conduct import conduct
+from completep.sweep.on_ray import OnRay
+from completep.sweep.store import Store
+from completep.sweep.task import Point, Trial
+from completep.sweep.training import Training
+from contextlib import contextmanager
+from tests.sweep.test_ray import HOW
+from tests.train.runs import small_run
+
+def parents(pid):
+    while pid > 1:
+        yield pid
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            return
+
+def listening():
+    for name in ("tcp", "tcp6"):
+        for words in (line.split() for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]):
+            if words[3] == "0A":
+                yield f"socket:[{words[9]}]", words[1].rpartition(":")[0]
+
+def addresses():
+    known = dict(listening())
+    for path in glob.glob("/proc/[0-9]*/fd/*"):
+        try:
+            place = known.get(os.readlink(path))
+        except OSError:
+            continue
+        if place is not None and os.getpid() in parents(int(path.split("/")[2])):
+            yield place
+
+@contextmanager
+def watch(trials, store, at_most):
+    def on_event(event):
+        print("ADDRESSES", *sorted(set(addresses())), flush=True)
+    yield on_event
+
+run = small_run(Path(sys.argv[1]), steps=100_000)
+task, store = Training.of(run, HOW), Store(Path(sys.argv[2]))
+store.open()
+try:
+    conduct([Trial(Point(), task)], store, OnRay(workers=1), watch=watch)
+except KeyboardInterrupt:
+    print("ENDED", store.state(task), flush=True)
+    sys.exit(130)
+"""
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+
+
+def test_a_cluster_of_ours_listens_on_loopback_and_sigterm_lets_runs_save(data, tmp_path):
+    root = tmp_path / "store"
+    outer = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(data), str(root)], stdout=subprocess.PIPE, text=True, env=outer,
+        cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    places = next(line for line in driver.stdout if line.startswith("ADDRESSES")).split()[1:]
+    assert places
+    assert set(places) <= LOOPBACK
+    while not list(root.glob("*/checkpoints/step-*")):
+        assert driver.poll() is None
+        time.sleep(0.05)
+    driver.send_signal(signal.SIGTERM)
+    rest, _ = driver.communicate(timeout=120)
+    assert driver.returncode == 130
+    assert "ENDED interrupted" in rest

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from completep.config import Shape
 from completep.errors import UserError
 from completep.sweep.store import Counts, Store
 from completep.sweep.training import canonical
+from completep.train.folder import write_result
 from completep.train.records import Result
 from tests.sweep.tasks import run, task
 
@@ -96,13 +98,113 @@ def test_frame_over_many_runs(tmp_path):
     assert frame.filter(frame["lr"] == 7)["validation_loss"].unique().to_list() == [7.0]
 
 
-def test_a_damaged_result_is_an_error(tmp_path):
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "{}", '{"status": "fine"}', "[" * 10**5])
+def test_a_damaged_result_is_an_error(tmp_path, text):
     store = Store(tmp_path)
     write(store, task(run()))
     path = store.folder(task(run())) / "result.json"
-    path.write_text(path.read_text()[:20])
-    with pytest.raises(UserError, match="is damaged"):
+    path.write_text(text)
+    for read in (store.result, lambda t: store.results([t]), lambda t: store.counts([t]), store.state):
+        with pytest.raises(UserError, match="is damaged"):
+            read(task(run()))
+
+
+def test_a_flipped_bit_in_a_result_is_an_error(tmp_path):
+    store = Store(tmp_path)
+    folder = store.folder(task(run()))
+    folder.mkdir(parents=True)
+    write_result(folder, Result("done", 10, 2.0, 2.0, 640, 1.0, 640.0, "0" * 64))
+    assert store.result(task(run()))["validation_loss"] == 2.0
+    text = (folder / "result.json").read_text()
+    (folder / "result.json").write_text(text.replace('"validation_loss": 2.0', '"validation_loss": 3.0'))
+    with pytest.raises(UserError, match="does not match its digest"):
         store.result(task(run()))
+
+
+# -- the index -------------------------------------------------------------------------------------------------
+
+
+def three(tmp_path):
+    store, tasks = Store(tmp_path), [task(run(seed=s)) for s in range(4)]
+    store.open()
+    for i, r in enumerate(tasks[:3]):
+        write(store, r, loss=float(i))
+    return store, tasks
+
+
+def losses(store, tasks):
+    return [result["validation_loss"] for result in store.results(tasks).values()]
+
+
+def test_the_index_saves_reading_and_changes_nothing(tmp_path, monkeypatch):
+    store, tasks = three(tmp_path)
+    plain = store.results(tasks)
+    store.write_index(tasks)
+    monkeypatch.setattr("completep.sweep.store.read_text", lambda path: pytest.fail(f"{path} was read"))
+    assert {name: {**result, "files": {}} for name, result in store.results(tasks).items()} == plain
+    assert store.counts(tasks) == Counts(runs=4, done=3, missing=1)
+
+
+@pytest.mark.parametrize("damage", [b"", b"x", b"0" * 64 + b"\n{}"])
+def test_a_damaged_index_is_not_used(tmp_path, damage):
+    store, tasks = three(tmp_path)
+    store.write_index(tasks)
+    index = tmp_path / ".index"
+    good = index.read_bytes()
+    index.write_bytes(damage or good.replace(b'"validation_loss":1.0', b'"validation_loss":9.0'))
+    assert losses(store, tasks) == [0.0, 1.0, 2.0]
+    store.write_index(tasks)
+    assert index.read_bytes() == good  # made again
+
+
+def test_a_stale_index_is_not_used(tmp_path):
+    store, tasks = three(tmp_path)
+    store.write_index(tasks[:2])
+    shutil.rmtree(store.folder(tasks[0]))
+    path = store.folder(tasks[1]) / "result.json"
+    path.write_text(path.read_text().replace("1.0", "5.0"))
+    assert losses(store, tasks) == [5.0, 2.0]
+
+
+def test_looking_writes_nothing(tmp_path):
+    store = Store(tmp_path / "store")
+    store.look()
+    assert store.counts([task(run())]) == Counts(runs=1, missing=1)
+    assert not store.root.exists()
+    store, tasks = three(tmp_path / "full")
+    before = sorted(store.root.rglob("*"))
+    store.look()
+    store.frame([({}, t) for t in tasks])
+    store.counts(tasks)
+    assert sorted(store.root.rglob("*")) == before
+
+
+@pytest.mark.parametrize("text", ["[]", "{", "[" * 10**5, '{"format": 2}', "3"])
+def test_a_store_of_another_kind_is_refused(tmp_path, text):
+    (tmp_path / "store.json").write_text(text)
+    with pytest.raises(UserError, match="has format"):
+        Store(tmp_path).look()
+
+
+def test_a_root_that_is_a_file(tmp_path):
+    (tmp_path / "store").write_text("")
+    for call in (Store.look, Store.open):
+        with pytest.raises(UserError, match="is a file, not a folder"):
+            call(Store(tmp_path / "store"))
+
+
+def test_planted_links_are_not_followed(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    store = Store(tmp_path / "store")
+    store.open()
+    (store.root / f"{task(run()).id}.lock").symlink_to(victim)
+    (store.root / ".index").symlink_to(victim)
+    write(store, task(run()))
+    store.write_index([task(run())])
+    with pytest.raises(UserError, match="cannot write"), store.holding(task(run())):
+        pass
+    assert victim.read_text() == "precious"
 
 
 def test_a_manifest_that_a_kill_left_unfinished_is_replaced(tmp_path):

@@ -1,0 +1,184 @@
+"""Who works on a task: a kernel lock, or on a network file system a claim with a heartbeat.
+
+A kernel lock ends with its process, however that ends. NFS, Lustre and their like may not pass such locks between
+machines. There a claim is a file that its owner changes every few seconds. A claim that has not changed for a while is
+taken over. "For a while" is measured by the clock of whoever waits, and only changes are looked at, never times of
+files, so that the clocks of the machines need not agree.
+"""
+
+import json
+import os
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from completep.errors import UserError
+from completep.files import is_locked, lock, write_new
+
+Kind = Literal["kernel", "heartbeat"]
+# Seconds between two changes of a claim. All processes must agree on it, so that it is set for all of them or none.
+BEAT = float(os.environ.get("COMPLETEP_HEARTBEAT", "5"))
+STALE = 12 * BEAT  # seconds without a change, after which a claim is taken over
+LOOK = 0.1  # seconds between two looks at somebody else's claim
+NETWORK = (
+    "nfs",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "ceph",
+    "cifs",
+    "smb",
+    "afs",
+    "fuse",
+    "9p",
+    "glusterfs",
+    "orangefs",
+    "pvfs",
+)
+MOUNTS = Path("/proc/self/mounts")
+
+
+def claims_for(root: Path) -> Kind:
+    """What the file system of a folder supports."""
+    kind = file_system(root)
+    return "heartbeat" if kind.startswith(NETWORK) else "kernel"
+
+
+def file_system(path: Path, mounts: Path = MOUNTS) -> str:
+    """Its type, by the longest mount point above it; empty where that cannot be read."""
+    try:
+        lines = [line.split() for line in mounts.read_text(errors="replace").splitlines()]
+    except OSError:
+        return ""
+    place = path.resolve()
+    points = {Path(words[1].replace("\\040", " ")): words[2] for words in lines if len(words) > 2}
+    return next((points[p] for p in (place, *place.parents) if p in points), "")
+
+
+@contextmanager
+def claim(place: Path, kind: Kind) -> Iterator[int | None]:
+    """A descriptor while this process may work on what `place` names; None if another process does."""
+    if kind == "kernel":
+        with lock(place.with_suffix(".lock")) as descriptor:
+            yield descriptor
+        return
+    with beating(place.with_suffix(".claim")) as own:
+        yield own
+
+
+def is_claimed(place: Path, kind: Kind) -> bool:
+    """Does a process work on it? A claim whose owner has died counts until it is taken over."""
+    return is_locked(place.with_suffix(".lock")) if kind == "kernel" else place.with_suffix(".claim").exists()
+
+
+@contextmanager
+def beating(path: Path) -> Iterator[int | None]:
+    own = Claim(path)
+    while not own.take():
+        if not taken_over(path):
+            yield None
+            return
+    try:
+        own.start()
+        yield own.descriptor
+    finally:
+        own.release()
+
+
+@dataclass
+class Claim:
+    """A claim of this process. Losing it (this machine slept, or lost the file system) stops the process."""
+
+    path: Path
+    name: str = field(default_factory=lambda: uuid.uuid4().hex)
+    descriptor: int = -1
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def take(self) -> bool:
+        """Create the file, unless there is one. A link is atomic on NFS too, and never overwrites."""
+        try:
+            write_new(self.path, self.content(0))
+        except UserError:
+            if self.path.exists():
+                return False
+            raise
+        self.descriptor = os.open(self.path, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
+        return True
+
+    def content(self, beat: int) -> str:
+        return json.dumps({"owner": self.name, "host": os.uname().nodename, "pid": os.getpid(), "beat": f"{beat:012d}"})
+
+    def start(self) -> None:
+        self.thread = threading.Thread(target=self._beat, daemon=True)
+        self.thread.start()
+
+    def _beat(self) -> None:
+        """Write into the file that was created, not to its name: a claim that was taken over must not come back."""
+        beat = 0
+        while not self.over.wait(BEAT):
+            beat += 1
+            with suppress(OSError):
+                os.pwrite(self.descriptor, self.content(beat).encode(), 0)
+                os.fsync(self.descriptor)
+            if not self.mine():
+                os.kill(os.getpid(), signal.SIGTERM)  # the task saves and stops; another process has it now
+                return
+
+    def mine(self) -> bool:
+        try:
+            return os.stat(self.path).st_ino == os.fstat(self.descriptor).st_ino
+        except FileNotFoundError:
+            return False
+        except OSError:  # the file system does not answer: nobody else can take the claim either
+            return True
+
+    def release(self) -> None:
+        self.over.set()
+        if self.descriptor < 0:
+            return
+        if self.mine():
+            with suppress(OSError):
+                self.path.unlink()
+        os.close(self.descriptor)
+
+
+def taken_over(path: Path) -> bool:
+    """Wait until a claim shows life (False), is gone, or is stale and removed (True)."""
+    first, began = seen(path), time.monotonic()
+    while first is not None:
+        time.sleep(LOOK)
+        now = seen(path)
+        if now != first:
+            return now is None
+        if time.monotonic() - began >= STALE:
+            return remove_stale(path, first)
+    return True
+
+
+def seen(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def remove_stale(path: Path, content: bytes) -> bool:
+    """A rename succeeds for one process only. Somebody else's fresh claim that it caught is put back."""
+    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        os.rename(path, aside)
+    except FileNotFoundError:
+        return True
+    if aside.read_bytes() == content:
+        aside.unlink()
+        return True
+    with suppress(FileExistsError):
+        os.link(aside, path)
+    aside.unlink()
+    return False

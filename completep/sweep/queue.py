@@ -1,0 +1,97 @@
+"""Tasks as files, so that workers on other machines can do them: plain JSON, one file per task, no pickle.
+
+.queue/ID.json     what to do; it stays until the one who asked for it removes it
+.queue/ID.failed   a worker could not do it; the last lines of its output
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol, cast
+
+from completep.errors import UserError
+from completep.files import make_folder, read_text, write_over
+from completep.sweep.store import Store
+from completep.sweep.task import Task
+
+FOLDER = ".queue"
+# What a queue may hold, and where it is read: a name in a file never chooses what is imported.
+KINDS = {
+    "command": "completep.tuning.runs:Command",
+    "function": "completep.tuning.runs:Call",
+    "training": "completep.sweep.training:Training",
+}
+
+
+class Portable(Task, Protocol):
+    """A task that can be written down."""
+
+    kind: str
+
+    def to_json(self) -> dict[str, object]: ...
+
+
+class Reader(Protocol):
+    @staticmethod
+    def from_json(content: dict[str, object]) -> Task: ...
+
+
+def queue_folder(store: Store) -> Path:
+    return store.root / FOLDER
+
+
+def ask(store: Store, task: Task) -> None:
+    """Put a task on the queue. What failed before is tried again."""
+    kind = getattr(task, "kind", None)
+    if kind not in KINDS:
+        raise UserError(f"{type(task).__name__} cannot be sent to another machine", fix="use the local engine, or Ray")
+    portable = cast(Portable, task)
+    make_folder(queue_folder(store))
+    (queue_folder(store) / f"{task.id}.failed").unlink(missing_ok=True)
+    write_over(queue_folder(store) / f"{task.id}.json", json.dumps({"kind": kind, "task": portable.to_json()}))
+
+
+def withdraw(store: Store, task: Task) -> None:
+    for ending in ("json", "failed"):
+        (queue_folder(store) / f"{task.id}.{ending}").unlink(missing_ok=True)
+
+
+def asked(store: Store) -> Iterator[Task]:
+    """What is on the queue and neither done nor failed, the largest first."""
+    tasks = []
+    for path in queue_folder(store).glob("*.json"):
+        with suppress(FileNotFoundError):  # withdrawn just now
+            if not path.with_suffix(".failed").exists() and not (store.root / path.stem / "result.json").exists():
+                tasks.append(read_task(path))
+    return iter(sorted(tasks, key=lambda task: (-task.cost, task.id)))
+
+
+def read_task(path: Path) -> Task:
+    """A file of somebody else is refused: a task is a command that the worker would run in your name."""
+    if path.stat(follow_symlinks=False).st_uid != os.getuid():
+        raise UserError(f"{path} belongs to another user", fix="run workers as the user who runs the tuning")
+    try:
+        content = json.loads(read_text(path))
+        module, _, name = KINDS[content["kind"]].partition(":")
+        reader: Reader = getattr(import_module(module), name)
+        task = reader.from_json(content["task"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path} is not a task: {error}", fix="remove it, and run the same command again") from error
+    if task.id != path.stem:
+        raise UserError(f"{path} holds another task ({task.id})", fix="remove it, and run the same command again")
+    return task
+
+
+def note_failure(store: Store, task: Task, detail: str) -> None:
+    write_over(queue_folder(store) / f"{task.id}.failed", detail)
+
+
+def failure(store: Store, task: Task) -> str | None:
+    """The last lines of a task that failed; None if it has not."""
+    path = queue_folder(store) / f"{task.id}.failed"
+    return read_text(path) if path.exists() else None

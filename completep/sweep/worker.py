@@ -1,0 +1,110 @@
+"""A worker: takes tasks from a store's queue, one at a time, until there are none for a while.
+
+Any number of workers on any machines that see the store share the work; the store's claims keep each task single. A
+worker that dies frees its task. SIGTERM and SIGINT let the task save and stop the worker. SIGUSR1, which SLURM sends
+before the time limit, does the same and then puts the job back into SLURM's queue.
+"""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+
+from completep.sweep.engine import Ended
+from completep.sweep.local import Local
+from completep.sweep.queue import asked, note_failure
+from completep.sweep.store import Store
+from completep.sweep.task import Task
+
+IDLE = 60.0  # seconds without a task, after which a worker ends
+POLL = 0.3
+
+
+def quiet(line: str) -> None:
+    """Say nothing."""
+
+
+@dataclass
+class Worker:
+    store: Store
+    idle: float = IDLE
+    tell: Callable[[str], None] = quiet
+    signals: list[int] = field(default_factory=list)
+
+    def run(self) -> int:
+        """The number of tasks that this worker did."""
+        done, last = 0, time.monotonic()
+        with self._signals():
+            while not self.signals and time.monotonic() - last < self.idle:
+                did = sum(self._do(task) for task in self._open_tasks())
+                done += did
+                if did or any(True for _ in asked(self.store)):  # others work on it: one of them may die
+                    last = time.monotonic()
+                time.sleep(0 if did else POLL)
+        if signal.SIGUSR1 in self.signals:
+            requeue(self.tell)
+        return done
+
+    def _open_tasks(self) -> Iterator[Task]:
+        """Tasks that nobody works on; if there are none, one that somebody does, whose owner may have died."""
+        tasks = list(asked(self.store))
+        free = [task for task in tasks if not self.store.held(task)]
+        if not free and tasks and self.store.claims == "heartbeat":  # the kernel knows who is alive
+            free = [random.choice(tasks)]
+        for task in free:
+            if not self.signals:
+                yield task
+
+    def _do(self, task: Task) -> bool:
+        """Whether it was done here."""
+        if self.store.result(task) is not None:
+            return False
+        ended = self._attempt(task)
+        result = self.store.result(task)
+        if result is not None or ended.elsewhere or self.signals:
+            if result is not None and not ended.elsewhere:
+                self.tell(f"{result['status']}: {task.describe()}")
+            return result is not None and not ended.elsewhere
+        self.tell(f"failed: {task.describe()}\n{ended.detail}")
+        note_failure(self.store, task, ended.detail)  # whoever asked for it decides whether it is tried again
+        return False
+
+    def _attempt(self, task: Task) -> Ended:
+        local = Local(1)
+        local.open(self.store, [task])
+        local.start(task)
+        while True:
+            ended = local.wait(POLL)
+            if ended:
+                return ended[0]
+            if self.signals:
+                local.stop()
+                return Ended(task)
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        def note(number: int, frame: FrameType | None) -> None:
+            self.signals.append(number)
+
+        old = {s: signal.signal(s, note) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+        try:
+            yield
+        finally:
+            for number, handler in old.items():
+                signal.signal(number, handler)
+
+
+def requeue(tell: Callable[[str], None]) -> None:
+    """Put this SLURM job back into the queue: it starts again where there is room."""
+    job = os.environ.get("SLURM_JOB_ID")
+    scontrol = shutil.which("scontrol")
+    if job is None or scontrol is None:
+        return
+    ended = subprocess.run([scontrol, "requeue", job], capture_output=True, text=True, check=False)
+    tell(f"requeued job {job}" if ended.returncode == 0 else f"cannot requeue job {job}: {ended.stderr.strip()}")

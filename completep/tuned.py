@@ -1,0 +1,90 @@
+"""tuned.json: what a tuning found, as a file that `plan` and `parametrize` take. Sealed, so that damage is seen."""
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from completep.config import Run, Shape, parse_json, plain, sealed, structure, unsealed
+from completep.errors import UserError
+from completep.files import read_text, write_over
+
+FORMAT = 1
+MADE = "make it with `completep tune`"
+
+
+@dataclass(frozen=True)
+class TunedValue:
+    """A value at the base, with its 90 % interval where there is one."""
+
+    value: object  # a number, or a word
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class TunedValues:
+    """The content of tuned.json."""
+
+    values: dict[str, TunedValue]
+    base: Shape
+    rules: str
+    verdict: str  # of the transfer to larger proxies
+    why: str
+    proxies: list[Shape]
+    tuned: str  # the command, function or model
+    scripts: dict[str, str] = field(default_factory=dict)  # name → sha256
+    constants: dict[str, object] = field(default_factory=dict)  # what the runs had besides
+    data_sha256: str | None = None
+    run: Run | None = None  # the tuned run at the base, where completep trains it itself
+    format: int = FORMAT
+
+    def number(self, name: str) -> float | None:
+        """A tuned number, or a constant of the runs, by its name; None if there is none."""
+        value = self.values[name].value if name in self.values else self.constants.get(name)
+        return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+    @property
+    def tau(self) -> float | None:
+        """The timescale of weight decay, 1 / (η λ steps), where it is known."""
+        lr, decay, steps = (self.number(name) for name in ("lr", "weight_decay", "steps"))
+        if (tau := self.number("tau")) is not None:
+            return tau
+        return 1 / (lr * decay * steps) if lr and decay and steps else None
+
+    def __str__(self) -> str:
+        found = ", ".join(f"{name} {value.value}" for name, value in self.values.items())
+        return f"{found}, tuned at {self.base.width} × {self.base.depth}, transfer {self.verdict}"
+
+
+def is_tuned(text: str) -> bool:
+    """Is this the content of a tuned.json, and not of another JSON file?"""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and {"values", "proxies", "tuned"} <= content.keys()
+
+
+def write_tuned(path: Path, tuned: TunedValues) -> Path:
+    return write_over(path, sealed(plain(tuned)))
+
+
+def read_tuned(source: "TunedValues | Path | str") -> TunedValues:
+    """A tuned.json, or what was read from one already."""
+    if isinstance(source, TunedValues):
+        return source
+    name = str(source)
+    text = read_text(Path(source))
+    if isinstance(parse_json(text, name, MADE), dict):
+        try:
+            text = json.dumps(unsealed(text))
+        except ValueError as error:
+            raise UserError(f"{name} is damaged, was edited, or is no tuned.json: {error}", fix=MADE) from error
+    tuned = structure(json.loads(text), TunedValues, name, MADE)
+    if tuned.format != FORMAT:
+        raise UserError(f"{name} has format {tuned.format}; this version reads {FORMAT}", fix=MADE)
+    for key, value in tuned.values.items():
+        if isinstance(value.value, float) and not math.isfinite(value.value):
+            raise UserError(f"{name}: {key} is {value.value}", fix=MADE)
+    return tuned

@@ -1,0 +1,173 @@
+"""What is searched: one dimension per hyperparameter, each a finite list of values, as people write it.
+
+    lr=2^-10..2^-5              every octave from 2^-10 to 2^-5
+    lr=2^-10..2^-5:0.5          every half octave
+    dropout=0..0.3:linear:0.1   a line, in steps of 0.1
+    activation=gelu,relu        choices
+
+Lists are finite, so that a run has an identity: two searches that ask for the same values share the run.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from completep.errors import UserError
+from completep.sweep.task import Value
+from completep.units import parse_number, power
+
+Kind = Literal["octaves", "linear", "choice"]
+EXAMPLE = "write NAME=2^-10..2^-5, NAME=0..0.3:linear:0.1 or NAME=VALUE,VALUE"
+MOST = 1000  # values of one dimension: more is a typing mistake
+STEPS = 5  # values on a line whose step is not given
+# What a command's template has besides the dimensions; no dimension can have such a name.
+SHAPE_NAMES = ("width", "depth", "base_width", "base_depth", "m_N", "m_L")
+OF_TRIALS = ("names", "shape", "base", "report", "readings", "hopeless")
+TAKEN = (*SHAPE_NAMES, *OF_TRIALS, "seed", "folder", "rules", "loss", "status", "run", "seconds")
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """One hyperparameter and the values it may have, in order."""
+
+    name: str
+    kind: Kind
+    values: tuple[Value, ...]
+
+    @property
+    def ordered(self) -> bool:
+        """Are the values numbers, so that there is a smaller and a larger one?"""
+        return all(isinstance(v, (int, float)) for v in self.values)
+
+    @property
+    def on_octaves(self) -> bool:
+        return self.ordered and self.kind != "linear" and all(float(v) > 0 for v in self.values)
+
+    def place(self, value: Value) -> float:
+        """A positive number whose log2 is where the value lies: its octave, or on a line its step."""
+        if self.on_octaves:
+            return float(value)
+        if self.kind == "linear" and isinstance(value, (int, float)):
+            first, second = float(self.values[0]), float(self.values[1])
+            return float(2 ** ((float(value) - first) / (second - first)))
+        return float(2 ** self.values.index(value))
+
+    def at(self, place: float) -> float:
+        """The inverse of `place`, for numbers between the values too."""
+        if not math.isfinite(place) or place <= 0:
+            return place
+        if self.kind == "choice":  # there is nothing between choices
+            return float(min(self.values, key=lambda v: abs(math.log2(self.place(v) / place))))
+        if self.on_octaves:
+            return place
+        first, second = float(self.values[0]), float(self.values[1])
+        return first + math.log2(place) * (second - first)
+
+    def show(self, value: Value) -> str:
+        return power(float(value)) if self.on_octaves else f"{value:g}" if isinstance(value, float) else str(value)
+
+    def describe(self) -> str:
+        """`lr = 2^-10 … 2^-5 (6 values)`."""
+        shown = [self.show(v) for v in self.values]
+        ends = f"{shown[0]} … {shown[-1]}" if self.ordered and len(shown) > 3 else ", ".join(shown)
+        return f"{self.name} = {ends} ({len(shown)} values)"
+
+
+def parse_space(space: "Mapping[str, str | Sequence[Value]] | Sequence[str]") -> tuple[Dimension, ...]:
+    """From {"lr": "2^-10..2^-5"} or ["lr=2^-10..2^-5"], or lists of values in the place of text."""
+    if not isinstance(space, Mapping):
+        space = dict(_split(word) for word in space)
+    if not space:
+        raise UserError("nothing to search: the space is empty", fix="give a range such as lr=2^-10..2^-5")
+    return tuple(parse_dimension(name, values) for name, values in space.items())
+
+
+def _split(word: str) -> tuple[str, str]:
+    name, equals, text = word.partition("=")
+    if not equals:
+        raise UserError(f"{word!r} is not a range", fix=EXAMPLE)
+    return name.strip(), text
+
+
+def parse_dimension(name: str, values: "str | Sequence[Value]") -> Dimension:
+    check_name(name)
+    if not isinstance(values, str):
+        return _several(name, Dimension(name, "choice", tuple(values)))
+    low, dots, rest = values.partition("..")
+    if dots:
+        if rest.startswith("."):
+            raise UserError(f"{name}={values!r} has three dots", fix=f"write {name}={low}..{rest.lstrip('.')}")
+        return _several(name, _range(name, values, low, rest))
+    words = [w.strip() for w in values.split(",")]
+    if not all(words):
+        raise UserError(f"{name}={values!r} has an empty value", fix=EXAMPLE)
+    return _several(name, Dimension(name, "choice", tuple(_value(w) for w in words)))
+
+
+def check_name(name: str) -> None:
+    if not name.isidentifier():
+        raise UserError(f"{name!r} cannot be the name of a hyperparameter", fix="use letters, digits and underscores")
+    if name in TAKEN:
+        raise UserError(f"{name!r} has a meaning already: it cannot be searched or set", fix="give it another name")
+
+
+def _several(name: str, dimension: Dimension) -> Dimension:
+    values = tuple(dict.fromkeys(dimension.values))
+    if dimension.ordered:
+        values = tuple(sorted(values))
+    if len(values) < 2:
+        shown = ", ".join(map(str, values)) or "no value"
+        raise UserError(
+            f"{name} has one value only ({shown}): there is nothing to search",
+            fix=f"give a range such as {name}=2^-10..2^-5, or make it a constant with --set {name}={shown}",
+        )
+    return Dimension(name, dimension.kind, values)
+
+
+def _value(text: str) -> Value:
+    """A number where it reads as one: 2^-8, 3, 0.1; otherwise the word itself."""
+    if re.fullmatch(r"[+-]?\d+", text):
+        return int(text)
+    try:
+        return parse_number(text)
+    except UserError:
+        return text
+
+
+def _range(name: str, text: str, low: str, rest: str) -> Dimension:
+    high, *options = rest.split(":")
+    first, last = parse_number(low, name), parse_number(high, name)
+    kind: Kind = "octaves"
+    if options and options[0].strip() in ("linear", "octaves"):
+        kind = "linear" if options.pop(0).strip() == "linear" else "octaves"
+    if len(options) > 1:
+        raise UserError(f"{name}={text!r} has too many parts", fix=EXAMPLE)
+    if first > last:
+        raise UserError(f"{name}={text!r} ends below its start", fix=f"write {name}={high}..{low}")
+    if kind == "octaves" and first <= 0:
+        raise UserError(
+            f"{name}={text!r} starts at {first:g}, which has no place on octaves",
+            fix=f"start above 0, or write {name}={low}..{high}:linear",
+        )
+    step = parse_number(options[0], f"the step of {name}") if options else None
+    return Dimension(name, kind, _grid(name, text, kind, first, last, step))
+
+
+def _grid(name: str, text: str, kind: Kind, first: float, last: float, step: float | None) -> tuple[Value, ...]:
+    if kind == "octaves":
+        first, last, step = math.log2(first), math.log2(last), 1.0 if step is None else step
+    elif step is None:
+        step = (last - first) / (STEPS - 1) or 1.0
+    if not step > 0 or (last - first) / step > MOST:
+        raise UserError(f"{name}={text!r}: a step of {step:g} does not divide the range", fix=EXAMPLE)
+    count = int((last - first) / step + 1e-9) + 1
+    places = [first + i * step for i in range(count)]
+    return tuple(_clean(2.0**p) if kind == "octaves" else round(p, 12) for p in places)
+
+
+def _clean(value: float) -> float:
+    """Exact powers of two stay; what a logarithm has blurred is rounded to 12 digits."""
+    octave = math.log2(value)
+    return 2.0 ** round(octave) if abs(octave - round(octave)) < 1e-9 else float(f"{value:.12g}")

@@ -1,0 +1,68 @@
+"""What your `train(trial)` is given: the shape, the values, a folder of its own, and a way to report the loss."""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from completep.config import Shape
+from completep.files import append
+from completep.sweep.task import Value
+from completep.tuning.reading import Reading
+
+REPORTS = "reports.jsonl"  # beside the trial's folder
+
+
+class Hopeless(BaseException):
+    """Ends a run that a search has no use for. Not an Exception, so that your own handlers let it pass."""
+
+
+class Trial:
+    """One run: `trial.width`, `.depth`, `.base_width`, `.base_depth`, `.m_N`, `.m_L`, `.seed`, `.rules`, `.folder`, and
+    the values of the search and the constants by their names, such as `trial.lr`.
+    """
+
+    def __init__(
+        self,
+        names: Mapping[str, Value],
+        folder: Path,
+        hopeless: Callable[[list[Reading]], bool] = lambda readings: False,
+    ) -> None:
+        self.folder = folder
+        self.names = dict(names)
+        self.hopeless = hopeless
+        self.readings: list[Reading] = []
+
+    def __getattr__(self, name: str) -> Any:
+        names = self.__dict__.get("names", {})
+        if name in names:
+            return names[name]
+        raise AttributeError(f"this trial has no {name!r}; it has {', '.join(names)} and folder")
+
+    @property
+    def shape(self) -> Shape:
+        """Width and depth of this run."""
+        return Shape(int(self.names["width"]), int(self.names["depth"]))
+
+    @property
+    def base(self) -> Shape:
+        """Width and depth of the base."""
+        return Shape(int(self.names["base_width"]), int(self.names["base_depth"]))
+
+    def report(self, step: float, loss: float) -> None:
+        """Say how far the run is, as often as you like. If it is hopeless beside the best run so far, it ends here."""
+        with os.fdopen(append(self.folder.parent / REPORTS), "w") as file:
+            file.write(json.dumps({"step": float(step), "loss": float(loss)}) + "\n")
+        self.readings.append(Reading(float(step), float(loss)))
+        if self.hopeless(self.readings):
+            raise Hopeless
+
+
+def read_reports(path: Path) -> list[Reading]:
+    """What a trial has reported so far."""
+    if not path.exists():
+        return []
+    text = path.read_text()
+    records = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    return [Reading(r["step"], r["loss"]) for r in records]

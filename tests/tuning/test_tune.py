@@ -1,0 +1,466 @@
+"""`completep tune` from the command to tuned.json: verdicts, resuming, bad input, and what takes its result."""
+
+import json
+import os
+import random
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import completep as cp
+from completep.cli import main
+from completep.errors import UserError
+from completep.tuned import read_tuned
+from completep.tuning.run import tune_status
+
+BOWL = Path(__file__).parent / "bowl.py"
+WORDS = "--width {width} --depth {depth} --lr {lr} --seed {seed} --out {folder}"
+LOSS = "{folder}/metrics.jsonl:val_loss"
+SPACE = {"lr": "2^-9..2^-5"}
+ROOT = Path(__file__).parents[2]
+
+
+def bowl(more=""):
+    return f"python {shlex.quote(str(BOWL))} {WORDS} {more}"
+
+
+def tuned(tmp_path, more="", **changes):
+    settings = {"space": SPACE, "loss": LOSS, "base": (64, 2), "proxies": [(64, 8)], "out": tmp_path, **changes}
+    return cp.tune(bowl(more), **settings)
+
+
+@pytest.mark.slow
+def test_a_script_is_tuned_verified_and_reported(tmp_path):
+    log = tmp_path / "log"
+    plans = []
+    result = tuned(tmp_path, f"--log {log}", on_plan=plans.append)
+    assert result.verdict == "PASS"
+    assert abs(result.values["lr"] / 2**-7.3 - 1) < 0.1
+    assert result.best["lr"].low < 2**-7.3 < result.best["lr"].high
+    assert result.conducted.needed == len(log.read_text().splitlines()) == 18
+    assert (plans[0].runs, plans[0].expected.most) == (19, 30)
+    assert "For a PASS: 3 seeds" in str(plans[0])
+    files = {p.name for p in result.write(tmp_path)}
+    assert {"report.html", "report.md", "runs.csv", "tune.svg", "tuned.json"} <= files
+    assert read_tuned(tmp_path / "tuned.json") == result.tuned()
+    again = tuned(tmp_path, f"--log {log}")  # nothing runs twice
+    assert again.to_json() == result.to_json()
+    assert len(log.read_text().splitlines()) == 18
+    more = tuned(tmp_path, f"--log {log}", seeds=4)
+    assert len(log.read_text().splitlines()) == more.conducted.needed == 24
+    status = tune_status(out=tmp_path).tunings
+    assert [(counts.runs, counts.done) for _, counts in status] == [(24, 24)]
+
+
+@pytest.mark.slow
+def test_a_drift_fails_and_says_what_to_do(tmp_path, capsys):
+    words = ["tune", bowl("--drift -0.9"), "--loss", LOSS, "--space", "lr=2^-11..2^-5", "--proxies", "64x8"]
+    assert main([*words, "--out", str(tmp_path)]) == 1
+    seen = capsys.readouterr()
+    assert "FAIL" in seen.out
+    assert "check that your script applies the rules" in " ".join(seen.out.split())
+    assert "This needs about 20 runs" in seen.err
+    assert "of about 20 done" in seen.err
+    assert (tmp_path / "tuned.json").exists()
+
+
+def test_one_seed_is_announced_and_stays_open(tmp_path):
+    plans = []
+    result = tuned(tmp_path, seeds=1, on_plan=plans.append)
+    assert result.verdict == "INCONCLUSIVE"
+    assert "One seed never gives a PASS: use 3 seeds" in str(plans[0])
+
+
+def test_values_that_diverge_are_results(tmp_path):
+    result = tuned(tmp_path, f"--diverges {2**-7.5}", seeds=2)
+    assert "diverged" in result.runs["status"].to_list()
+    assert result.failed == 0
+
+
+def test_a_changed_script_is_another_run_unless_it_is_accepted(tmp_path):
+    script, log = tmp_path / "bowl.py", tmp_path / "log"
+    script.write_text(BOWL.read_text())
+
+    def run(**changes):
+        settings = {"space": SPACE, "loss": LOSS, "proxies": [(64, 8)], "seeds": 1, "out": tmp_path / "runs"}
+        return cp.tune(f"python {script} {WORDS} --log {log}", **settings, **changes)
+
+    first = run()
+    count = len(log.read_text().splitlines())
+    script.write_text(BOWL.read_text() + "\n# another comment\n")
+    accepted = run(accept_changes=True)
+    assert len(log.read_text().splitlines()) == count
+    assert accepted.values == first.values
+    assert "Those runs still count" in accepted.notes[0]
+    changed = run()
+    assert len(log.read_text().splitlines()) == 2 * count
+    assert "bowl.py changed since" in changed.notes[0]
+    assert "--accept-changes" in changed.notes[0]
+
+
+FUNCTION = """
+import math
+
+def train(trial):
+    place = math.log2(trial.lr) + 7.3
+    for step in range(3):
+        trial.report(step, 4 - step / 2)
+    return 2 + 0.03 * place**2 + 0.01 * trial.seed + 0.0005 * math.sin(9 * place * trial.seed) - 0.05 * trial.m_L
+"""
+
+
+def test_a_python_function(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(FUNCTION)
+    monkeypatch.chdir(tmp_path)
+    result = cp.tune("mine.py:train", space=SPACE, out=tmp_path / "runs")
+    assert result.verdict == "PASS"
+    assert result.tuning.shapes[1:] == (cp.Shape(64, 8),)  # four times the depth, where nothing is said
+    from completep.load import load_factory
+
+    same = cp.tune(load_factory("mine.py:train"), space=SPACE, out=tmp_path / "runs")
+    assert same.runs["run"].to_list() == result.runs["run"].to_list()
+    with pytest.raises(UserError, match="cannot be loaded by another process"):
+        cp.tune(lambda trial: 1.0, space=SPACE, out=tmp_path / "runs")
+
+
+@pytest.mark.slow
+def test_the_decoder_is_tuned_and_planned_from(tmp_path, capsys):
+    words = ["tune", "--model", "gpt", "--space", "lr=2^-6..2^-4", "--set", "steps=10", "--base-shape", "32", "2"]
+    words += ["--proxies", "32x4", "--seeds", "1", "--out", str(tmp_path), "--json"]
+    assert main(words) in (0, 3)
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["fitness"].startswith("Is the base fit to tune at? ρ = ")
+    plan = cp.plan(width=64, depth=8, tuned=tmp_path / "tuned.json")
+    assert plan.run.rules == "completep"
+    assert plan.run.base == cp.Shape(32, 2)
+    assert plan.run.hyperparameters.lr == answer["values"]["lr"]["value"]
+    assert plan.laws["learning rate"].startswith("tuned at 32 × 2")
+
+
+def test_tuned_values_are_planned_and_parametrized_with(tmp_path):
+    import torch
+
+    from completep.model.gpt import gpt
+    from completep.tuned import TunedValue, TunedValues, write_tuned
+
+    values = {
+        "lr": TunedValue(0.01),
+        "std": TunedValue(0.05),
+        "eps": TunedValue(1e-12),
+        "weight_decay": TunedValue(0.2),
+    }
+    found = TunedValues(values, cp.Shape(32, 2), "completep", "PASS", "", [], "x", constants={"steps": 100})
+    path = write_tuned(tmp_path / "tuned.json", found)
+    plan = cp.plan(width=64, depth=8, head_size=16, tuned=path)
+    hyper = plan.run.hyperparameters
+    assert (hyper.lr, hyper.std, hyper.eps, plan.run.base) == (0.01, 0.05, 1e-12, cp.Shape(32, 2))
+    assert 1 / (hyper.lr * hyper.weight_decay * plan.run.schedule.steps) == pytest.approx(1 / (0.01 * 0.2 * 100))
+    assert cp.plan(width=64, depth=8, head_size=16, tuned=path, lr=0.02).run.hyperparameters.lr == 0.02
+
+    def model(width=64, depth=4):
+        return gpt(width, depth, 61, head_size=16)
+
+    given, taken = model(), model()
+    plain = cp.parametrize(given, base=lambda: model(32, 2)).init_(0.05)
+    scaling = cp.parametrize(taken, base=lambda: model(32, 2), tuned=path).init_()
+    assert all(torch.equal(a, b) for a, b in zip(given.parameters(), taken.parameters(), strict=True))
+    groups = scaling.param_groups()
+    own = plain.param_groups(0.01, weight_decay=0.2, eps=1e-12)
+    for a, b in zip(groups, own, strict=True):
+        assert {k: v for k, v in a.items() if k != "params"} == {k: v for k, v in b.items() if k != "params"}
+    assert scaling.param_groups(0.5)[0]["lr"] != groups[0]["lr"]
+    with pytest.raises(UserError, match="tuned at 32 × 2 under completep; this model's base is 16 × 2"):
+        cp.parametrize(model(), base=lambda: model(16, 2), tuned=path)
+    with pytest.raises(UserError, match="its rules are mup"):
+        cp.parametrize(model(), base=lambda: model(32, 2), rules="mup", tuned=path)
+    with pytest.raises(UserError, match="no learning rate is given, and none was tuned"):
+        cp.parametrize(model(), base=lambda: model(32, 2)).init_().param_groups()
+    bad = TunedValues(values, cp.Shape(32, 2), "completep", "FAIL", "it drifts", [], "x")
+    with pytest.warns(UserWarning, match="transfer of the tuned values is FAIL"):
+        cp.parametrize(model(), base=lambda: model(32, 2), tuned=bad)
+    path.write_text(path.read_text().replace("0.01", "0.02"))
+    with pytest.raises(UserError, match="damaged"):
+        cp.parametrize(model(), base=lambda: model(32, 2), tuned=path)
+    with pytest.raises(UserError, match="damaged"):
+        cp.plan(width=64, depth=8, tuned=path)
+
+
+def test_a_toml_file_holds_all_of_it(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["tune", "--init", "tune.toml"]) == 0
+    assert main(["tune", "--init", "tune.toml"]) == 2
+    (tmp_path / "train.py").write_text(BOWL.read_text())
+    assert main(["tune", "tune.toml", "--dry-run"]) == 0
+    assert "about 20 runs" in capsys.readouterr().out
+    text = (tmp_path / "tune.toml").read_text()
+    text = text.replace("--n_embd {width} --n_layer {depth}", "--width {width} --depth {depth}")
+    (tmp_path / "tune.toml").write_text(text.replace("--out_dir", "--out"))
+    assert main(["tune", "tune.toml", "--seeds", "1", "--json"]) == 3  # a flag wins over the file
+    assert json.loads(capsys.readouterr().out)["base"] == {"width": 64, "depth": 2}
+    (tmp_path / "tune.toml").write_text(text + "\n[setz]\nx = 1\n")
+    assert main(["tune", "tune.toml"]) == 2
+    assert "did you mean set" in capsys.readouterr().err
+    (tmp_path / "tune.toml").write_text("command = ")
+    assert main(["tune", "tune.toml"]) == 2
+    assert "is not TOML" in capsys.readouterr().err
+
+
+def test_a_dry_run_writes_nothing_and_shows_a_run(tmp_path, capsys):
+    words = ["tune", bowl(), "--loss", LOSS, "--space", "lr=2^-9..2^-5", "--out", str(tmp_path / "runs"), "--dry-run"]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert "about 20 runs" in out or "about 19 runs" in out
+    assert "--lr 0.001953125 --seed 0 --out FOLDER" in " ".join(out.split())
+    assert not (tmp_path / "runs").exists()
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["at_most"] == 30
+
+
+# -- bad input -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"more": "{learning_rate}"}, r"unknown name \{learning_rate\}"),
+        ({"space": {"lr": "2^-9..2^-5", "wd": "0.1..0.4"}}, r"never uses \{wd\}"),
+        ({"constants": {"seed": 3}}, "'seed' has a meaning already"),
+        ({"constants": {"lr": 0.1}}, "lr is a constant and searched too"),
+        ({"constants": {"steps": 3}}, r"never uses \{steps\}"),
+        ({"space": {"lr": "2^-9..2^-9"}}, "one value only"),
+        ({"loss": "metrics.jsonl:val_loss"}, "the same for every run"),
+        ({"loss": "{folder}/metrics.txt"}, "names no place of a loss"),
+        ({"loss": ""}, "where is the loss"),
+        ({"proxies": [(32, 8)]}, "is not larger than the base"),
+        ({"proxies": [(64, 2)]}, "is not larger than the base"),
+        ({"seeds": 0}, "seeds=0"),
+        ({"rules": "mupp"}, "mupp"),
+        ({"base": (64,)}, r"base=\[64\] is not \(width, depth\)"),
+        ({"engine": "kubernetes"}, "engine='kubernetes'"),
+        ({"workers": 0}, "workers=0"),
+        ({"per_gpu": 0}, "per_gpu=0"),
+        ({"settings": {"tyme": 1}}, "no setting 'tyme'"),
+        ({"settings": {"take": "best"}}, "take='best'"),
+        ({"settings": {"sources": ["absent.py"]}}, "no file 'absent.py'"),
+        ({"model": "gpt", "loss": None}, "given"),
+        ({"space": {"act": "gelu,relu"}, "more": "{act}"}, "has no order"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_runs(tmp_path, change, said):
+    arguments = {"space": SPACE, "loss": LOSS, "base": (64, 2), "proxies": [(64, 8)], "out": tmp_path, **change}
+    command = bowl(arguments.pop("more", ""))
+    if arguments.get("model"):
+        arguments["settings"] = {"model": arguments.pop("model")}
+    with pytest.raises(UserError, match=said):
+        cp.tune(command, **arguments)
+    assert not list(tmp_path.rglob("result.json"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--lr {lr} --width {width} --depth {depth} --out {folder}", r"never uses \{seed\}"),
+        ("--lr {lr} --seed {seed} --width {width} --out {folder}", r"never uses \{depth\}"),
+        ("--lr {lr} --seed {seed} --width {width} --depth {depth}", r"never uses \{folder\}"),
+        ("--seed {seed} --width {width} --depth {depth} --out {folder}", r"never uses \{lr\}"),
+    ],
+)
+def test_a_template_without_a_name_that_the_search_needs_is_refused(tmp_path, words, said):
+    with pytest.raises(UserError, match=said):
+        cp.tune(f"python x.py {words}", space=SPACE, loss=LOSS, out=tmp_path)
+
+
+def script(tmp_path, code):
+    path = tmp_path / "script.py"
+    path.write_text("import json, pathlib, sys\nlr, seed, depth, folder = sys.argv[1:]\n" + code)
+    return f"python {path} {{lr}} {{seed}} {{depth}} {{folder}}"
+
+
+WRITE = "pathlib.Path(folder, 'm.json').write_text(json.dumps({'loss': %s}))\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("raise SystemExit('CUDA is not available')", "the first run failed.*CUDA is not available"),
+        ("pass", "the first run failed.*left no loss: there is no"),
+        (WRITE % "'low'", "the first run failed.*the text 'low', not a number"),
+        (WRITE % "float('nan')", "every run at the base diverged"),
+        (WRITE % "2.5", r"ignore lr: with lr = 2\^-8 and 2\^-7"),
+        (WRITE % "float(lr)", "ignore the seed"),
+    ],
+)
+def test_a_script_that_cannot_be_tuned_is_noticed_at_once(tmp_path, code, said):
+    """After the first run or the first round, not after the last."""
+    events = []
+
+    def watch(trials, store, at_most):
+        from contextlib import contextmanager
+
+        @contextmanager
+        def context():
+            yield events.append
+
+        return context()
+
+    with pytest.raises(UserError) as error:
+        cp.tune(script(tmp_path, code), space={"lr": "2^-12..2^-2"}, loss="{folder}/m.json:loss", out=tmp_path / "runs",
+                watch=watch, workers=1)  # fmt: skip
+    assert re.search(said, str(error.value), re.S)
+    assert len([e for e in events if e.kind == "started"]) <= 13
+    if "first run" in said:
+        assert {e.task.id for e in events if e.kind == "started"} <= {events[0].task.id}
+
+
+def test_a_script_that_ignores_its_shape_is_refused(tmp_path):
+    loss = "2 + 0.03 * (__import__('math').log2(float(lr)) + 7.3)**2 + 0.01 * int(seed)"
+    with pytest.raises(UserError, match="ignore its shape: 64 × 2 and 64 × 8 give the same loss"):
+        cp.tune(script(tmp_path, WRITE % loss), space=SPACE, loss="{folder}/m.json:loss", seeds=2,
+                out=tmp_path / "runs", workers=2)  # fmt: skip
+
+
+def test_a_run_that_fails_later_is_retried_shown_and_left_out(tmp_path):
+    bad = "if float(lr) <= 2**-8 and seed == '1': raise SystemExit('flaky node')\n"
+    loss = "2 + 0.03 * (__import__('math').log2(float(lr)) + 7.3)**2 + 0.01 * int(seed) - 0.01 * int(depth)"
+    result = cp.tune(script(tmp_path, bad + WRITE % loss), space=SPACE, loss="{folder}/m.json:loss", seeds=2,
+                     out=tmp_path / "runs", workers=2)  # fmt: skip
+    assert result.failed
+    assert "runs failed and are left out" in result.notes[-1]
+
+
+def test_a_store_of_another_version_is_refused(tmp_path):
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "store.json").write_text('{"format": 99}')
+    with pytest.raises(UserError, match="has format 99"):
+        tuned(tmp_path)
+
+
+def test_a_full_disk_is_an_error_and_loses_nothing(tmp_path):
+    """Where runs cannot be written: a limit on the size of files stands for a full disk."""
+    code = (
+        "import resource, sys\nfrom completep.cli import main\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (64, resource.RLIM_INFINITY))\nsys.exit(main(sys.argv[1:]))"
+    )
+    words = [
+        "tune",
+        bowl(),
+        "--loss",
+        LOSS,
+        "--space",
+        "lr=2^-9..2^-5",
+        "--seeds",
+        "1",
+        "--out",
+        str(tmp_path / "runs"),
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    full = subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, env=environment, check=False
+    )
+    assert full.returncode == 2, full.stderr
+    assert "cannot write" in full.stderr
+    assert "Traceback" not in full.stderr
+    assert not list((tmp_path / "runs").rglob("result.json"))
+    assert main(words) == 3
+
+
+def test_no_ray_cluster_is_an_error(tmp_path):
+    pytest.importorskip("ray", reason="needs the extra `ray`")
+    with pytest.raises(UserError, match=r"no Ray cluster at 127\.0\.0\.1:1"):
+        tuned(tmp_path, engine="ray", address="127.0.0.1:1")
+
+
+# -- through kills ---------------------------------------------------------------------------------
+
+SLOW = """
+import time
+time.sleep(0.15)
+"""
+
+
+@pytest.mark.slow
+def test_killed_ten_times_the_answer_is_the_same_and_no_finished_run_is_repeated(tmp_path):
+    script = tmp_path / "bowl.py"
+    script.write_text(SLOW + BOWL.read_text())
+    words = [
+        "tune",
+        f"python {script} {WORDS}",
+        "--loss",
+        LOSS,
+        "--space",
+        "lr=2^-12..2^-2",
+        "--proxies",
+        "64x8",
+        "128x2",
+    ]
+    command = [sys.executable, "-m", "completep", *words, "--json"]
+    environment, store = {**os.environ, "PYTHONPATH": str(ROOT)}, tmp_path / "stormy" / "store"
+    written, dice = {}, random.Random(0)
+    for _ in range(10):
+        with subprocess.Popen(
+            [*command, "--out", str(tmp_path / "stormy")], env=environment, start_new_session=True,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        ) as process:  # fmt: skip
+            more = len(written) + dice.randrange(2)
+            wait_until(lambda more=more: at_work(store) and len(list(store.glob("*/result.json"))) >= more, process)
+            os.killpg(process.pid, signal.SIGKILL)
+        now = {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in store.glob("*/result.json")}
+        assert written.items() <= now.items()
+        written = now
+    answers = []
+    for out in ("stormy", "calm"):
+        ended = subprocess.run(
+            [*command, "--out", str(tmp_path / out)], env=environment, capture_output=True, text=True, check=False
+        )
+        assert ended.returncode == 0, ended.stderr
+        answers.append({k: v for k, v in json.loads(ended.stdout).items() if k != "files"})
+    assert answers[0] == answers[1]
+    now = {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in store.glob("*/result.json")}
+    assert written.items() <= now.items()
+    assert len(now) == answers[0]["runs"]
+
+
+def at_work(store):
+    """Is a script running now?"""
+    return any(not (p.parent / "result.json").exists() for p in store.glob("*/work"))
+
+
+def wait_until(condition, process, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, "the process ended before"
+        assert time.monotonic() < deadline, "this never happened"
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_ctrl_c_is_clean_and_the_same_command_continues(tmp_path):
+    script = tmp_path / "bowl.py"
+    script.write_text(SLOW.replace("0.15", "0.5") + BOWL.read_text())
+    words = [
+        "tune",
+        f"python {script} {WORDS}",
+        "--loss",
+        LOSS,
+        "--space",
+        "lr=2^-9..2^-5",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "completep", *words], env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    wait_until(lambda: list((tmp_path / "out" / "store").glob("*/work")), process)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the same command continues" in said
+    assert "Traceback" not in said
+    assert main(words) == 0

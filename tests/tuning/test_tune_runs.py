@@ -1,0 +1,205 @@
+"""One run of a script as a task: its identity, its output, how it fails, and how it is stopped."""
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from completep.config import Shape
+from completep.sweep.store import Store
+from completep.sweep.task import TaskError
+from completep.tuning.reading import Source
+from completep.tuning.runs import Call, Command, Setting, derived
+from completep.tuning.scripts import find_scripts
+
+ROOT = Path(__file__).parents[2]
+SETTING = Setting(Shape(64, 2), Shape(64, 2), "completep", (("lr", 0.25),), 0)
+WRITES = (
+    "import sys, json, pathlib\n"
+    "pathlib.Path(sys.argv[1], 'm.json').write_text(json.dumps({'loss': float(sys.argv[2])}))"
+)
+
+
+def command(tmp_path, code, words="{folder} {lr}", **changes):
+    """A run of a Python script with this code."""
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    own = Command(f"python script.py {words}", Source.parse("{folder}/m.json:loss"), SETTING, (), str(tmp_path))
+    return replace(own, **{"scripts": find_scripts(["python", "script.py"], tmp_path), **changes})
+
+
+def carry_out(task, folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        task.carry_out(folder, lock.fileno())
+    result = folder / "result.json"
+    return json.loads(result.read_text()) if result.exists() else None
+
+
+def test_a_run_keeps_its_loss_output_and_words(tmp_path):
+    task = command(tmp_path, WRITES + "\nprint('hello'); print('oops', file=sys.stderr)")
+    result = carry_out(task, tmp_path / "run")
+    assert (result["status"], result["loss"]) == ("done", 0.25)
+    assert (tmp_path / "run" / "stdout.txt").read_text() == "hello\n"
+    assert (tmp_path / "run" / "stderr.txt").read_text() == "oops\n"
+    words = json.loads((tmp_path / "run" / "run.json").read_text())["words"]
+    assert words == ["python", "script.py", str(tmp_path / "run" / "work"), "0.25"]
+
+
+def test_the_identity_is_words_values_seed_and_scripts(tmp_path):
+    task = command(tmp_path, WRITES)
+    other_values = replace(task, setting=replace(SETTING, values=(("lr", 0.5),)))
+    other_seed = replace(task, setting=replace(SETTING, seed=1))
+    other_loss = replace(task, source=Source.parse("{folder}/m.json:other"))
+    (tmp_path / "script.py").write_text(WRITES + "\n# changed")
+    changed = replace(task, scripts=find_scripts(["python", "script.py"], tmp_path))
+    ids = {t.id for t in (task, other_values, other_seed, other_loss, changed, replace(task, template="python x {lr}"))}
+    assert len(ids) == 6
+    assert replace(task, folder="/elsewhere").id == task.id  # where it runs is no part of it
+
+
+def test_a_script_is_its_imports_too(tmp_path):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("from . import inner")
+    (tmp_path / "package" / "inner.py").write_text("")
+    (tmp_path / "helper.py").write_text("import json")
+    (tmp_path / "script.py").write_text("import helper, os\nfrom package import inner\n")
+    names = [name for name, _ in find_scripts(["python", "script.py", "{lr}"], tmp_path)]
+    assert names == ["helper.py", "package/__init__.py", "package/inner.py", "script.py"]
+    before = find_scripts(["python", "-m", "script"], tmp_path)
+    (tmp_path / "package" / "inner.py").write_text("x = 1")
+    assert dict(find_scripts(["python", "-m", "script"], tmp_path)) != dict(before)
+    assert find_scripts(["train"], tmp_path) == ()
+
+
+def test_a_failing_script_says_its_last_lines(tmp_path):
+    task = command(tmp_path, "raise SystemExit('no data here')")
+    with pytest.raises(TaskError, match="exit code 1\nno data here"):
+        carry_out(task, tmp_path / "run")
+    with pytest.raises(TaskError, match="cannot start 'absent-program'"):
+        carry_out(replace(task, template="absent-program {lr}"), tmp_path / "other")
+    with pytest.raises(TaskError, match=r"left no loss: there is no .*m\.json"):
+        carry_out(command(tmp_path, "pass"), tmp_path / "third")
+
+
+def test_a_loss_that_is_not_finite_is_a_result_even_if_the_script_ends_with_an_error(tmp_path):
+    code = WRITES.replace("float(sys.argv[2])", "float('nan')")
+    assert carry_out(command(tmp_path, code), tmp_path / "a")["status"] == "diverged"
+    result = carry_out(command(tmp_path, code + "\nraise SystemExit('the loss is NaN')"), tmp_path / "b")
+    assert (result["status"], result["loss"]) == ("diverged", None)
+
+
+def test_every_attempt_starts_in_an_empty_folder_unless_the_script_resumes(tmp_path):
+    code = (
+        "import sys, json, pathlib\nfolder = pathlib.Path(sys.argv[1])\nold = len(list(folder.iterdir()))\n"
+        "(folder / f'{old}.txt').write_text('')\n(folder / 'm.json').write_text(json.dumps({'loss': old + 1.0}))\n"
+        "if not pathlib.Path('go').exists(): sys.exit(1)"
+    )
+    for resumes, loss in ((False, 1.0), (True, 3.0)):
+        (tmp_path / "go").unlink(missing_ok=True)
+        task = command(tmp_path, code, resumes=resumes)
+        with pytest.raises(TaskError):
+            carry_out(task, tmp_path / str(resumes))
+        (tmp_path / "go").write_text("")
+        assert carry_out(task, tmp_path / str(resumes))["loss"] == loss
+
+
+def test_no_shell_sees_a_value(tmp_path):
+    setting = replace(SETTING, values=(("lr", f"0.5; touch {tmp_path}/hacked"),))
+    with pytest.raises(TaskError):
+        carry_out(command(tmp_path, WRITES, setting=setting), tmp_path / "run")
+    assert not (tmp_path / "hacked").exists()
+
+
+def test_a_stopped_run_stops_its_script_and_leaves_no_result(tmp_path):
+    """SIGTERM to the process of a task reaches the script, which may save. A killed process takes its script along."""
+    code = (
+        "import os, pathlib, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path('saved').write_text(''), sys.exit(0)))\n"
+        "pathlib.Path('pid').write_text(str(os.getpid()))\ntime.sleep(600)"
+    )
+    task = command(tmp_path, code)
+    starter = (
+        "import pickle, sys, pathlib\nfrom completep.sweep.engine import attempt\n"
+        "from completep.sweep.store import Store\n"
+        "print(attempt(Store(pathlib.Path(sys.argv[1])), pickle.loads(bytes.fromhex(sys.argv[2]))))"
+    )
+    for number, said in ((signal.SIGTERM, "stopped\n"), (signal.SIGKILL, "")):
+        (tmp_path / "pid").unlink(missing_ok=True)
+        words = [sys.executable, "-c", starter, str(tmp_path / "store"), pickle.dumps(task).hex()]
+        worker = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+        pid = int((tmp_path / "pid").read_text())
+        worker.send_signal(number)
+        assert worker.communicate(timeout=60)[0] == said
+        wait_until(lambda pid=pid: not alive(pid))
+        assert Store(tmp_path / "store").result(task) is None
+    assert (tmp_path / "saved").exists()
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "this never happened"
+        time.sleep(0.02)
+
+
+TRAIN = """
+import completep as cp
+
+def train(trial: cp.Trial) -> float:
+    trial.report(1, 9.0)
+    (trial.folder / "note").write_text(f"{trial.shape} {trial.base} {trial.m_L}")
+    return trial.lr * trial.width
+
+def nothing(trial):
+    pass
+
+def reports(trial):
+    trial.report(1, 3.0)
+
+def wrong(trial):
+    return "low"
+
+def asks(trial):
+    return trial.warmup
+"""
+
+
+@pytest.fixture
+def call(tmp_path):
+    (tmp_path / "mine.py").write_text(TRAIN)
+    return lambda name: Call(f"{tmp_path / 'mine.py'}:{name}", SETTING, find_scripts(["python", "mine.py"], tmp_path))
+
+
+def test_a_function_is_called_with_its_trial(tmp_path, call):
+    assert carry_out(call("train"), tmp_path / "a")["loss"] == 16.0
+    assert (tmp_path / "a" / "work" / "note").read_text() == "Shape(width=64, depth=2) Shape(width=64, depth=2) 1.0"
+    assert carry_out(call("reports"), tmp_path / "b")["loss"] == 3.0
+    with pytest.raises(TaskError, match="returned None and reported nothing"):
+        carry_out(call("nothing"), tmp_path / "c")
+    with pytest.raises(TaskError, match="returned 'low', not a number"):
+        carry_out(call("wrong"), tmp_path / "d")
+    with pytest.raises(AttributeError, match="no 'warmup'; it has lr, width"):
+        carry_out(call("asks"), tmp_path / "e")
+    assert len({call(name).id for name in ("train", "nothing")}) == 2
+
+
+def test_weight_decay_follows_from_its_timescale():
+    assert derived({"tau": 0.1, "lr": 0.01, "steps": 1000}) == {"weight_decay": pytest.approx(1.0)}
+    assert derived({"tau": 0.1, "lr": 0.01}) == {}
+    assert derived({"tau": 0.1, "lr": 0.01, "steps": 1000, "weight_decay": 0.5}) == {}
