@@ -1,6 +1,7 @@
 # make demo   tune the learning rate at depth 2, use it at depths 8 and 32: a few minutes, with a report
 # make check  formatting, lint, types and the fast tests: the loop while you edit
 # make test   everything that must hold
+# make fuzz   20 000 hostile commands and files (`make test` runs 2 000 of them)
 # make docs   the site, in site/
 # Each installs what it needs on first use (all it needs is Python ≥ 3.11).
 
@@ -10,7 +11,7 @@ BIN    := $(VENV)/bin
 WORKERS = $$($(BIN)/python -c 'import os; print((os.cpu_count() or 1) + 1)')  # tests often wait for other processes
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo check test lint docs bench clean
+.PHONY: demo check test fuzz lint docs bench clean
 
 demo: $(VENV)/.core
 	$(BIN)/completep demo
@@ -20,6 +21,9 @@ check: lint
 
 test: lint
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST)
+
+fuzz: $(VENV)/.test
+	COMPLETEP_FUZZ=20000 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/fuzz $(PYTEST)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -22,6 +22,20 @@ def parse_quantity(text: str, what: str = "quantity") -> float:
     return value
 
 
+def parse_number(text: str, what: str = "number") -> float:
+    """`2^-8`, `0.004` or `1e-3` → a finite number."""
+    base, power, exponent = text.strip().partition("^")
+    try:
+        value = float(base) ** float(exponent) if power else float(text)
+        if isinstance(value, complex) or not math.isfinite(value):
+            raise ValueError
+    except (ValueError, OverflowError, ZeroDivisionError):
+        raise UserError(
+            f"{what}={text!r}: {text.strip()!r} is not a number", fix="write it like 2^-8 or 0.004"
+        ) from None
+    return value
+
+
 def human(value: float, digits: int = 3) -> str:
     """1.5e9 → `1.5B`, for counts that people read."""
     for suffix, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):

@@ -121,7 +121,9 @@ def test_python_runs(page, monkeypatch, tmp_path):
     if page.name == "check.md":
         assert scope["check"].verdict == scope["transfer"].verdict == "PASS"
         assert scope["page"].name == "report.html"
-        assert {"report.md", "depth-1.svg", "depth-2.svg", "stream.csv"} <= {p.name for p in scope["others"]}
+        assert {"report.md", "depth-tensors.svg", "width-tensors.svg", "tensors.csv"} <= {
+            p.name for p in scope["others"]
+        }
 
 
 def test_links_inside_the_project_lead_somewhere():

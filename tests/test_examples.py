@@ -57,8 +57,13 @@ def plain(model, base, loss, *, std, lr, steps, one_rate=False):
 
 
 def test_every_example_is_run():
-    """By this file, by test_docs.py (own_model), or by test_newcomer.py (hf_trainer)."""
-    elsewhere = {"__init__", "own_model", "hf_trainer"}
+    """By this file, by test_docs.py (own_model), by test_newcomer.py (hf_trainer), or by test_tune_examples.py."""
+    elsewhere = {
+        "__init__",
+        "own_model",
+        "hf_trainer",
+        *(f"tune_{x}" for x in ("plain", "nanogpt", "trainer", "lightning")),
+    }
     assert {p.stem for p in (ROOT / "examples").glob("*.py")} - elsewhere == set(FALLS)
 
 
@@ -109,7 +114,8 @@ def test_trainer_keeps_the_settings_of_every_group(tmp_path):
     from examples.hf_trainer import batches, llama
 
     model = llama(64, 4)
-    groups = cp.parametrize(model, base=lambda: llama(32, 2)).param_groups(lr=2**-6, weight_decay=0.1, eps=1e-12)
+    scaling = cp.parametrize(model, base=lambda: llama(32, 2)).init_(std=0.1, seed=0)
+    groups = scaling.param_groups(lr=2**-6, weight_decay=0.1, eps=1e-12)
     given = [(g["lr"], g["weight_decay"], g["eps"]) for g in groups]
     assert len({lr for lr, _, _ in given}) > 1
     optimizer = torch.optim.AdamW(groups)

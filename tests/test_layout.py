@@ -14,8 +14,9 @@ PACKAGE = ROOT / "completep"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Every file may import from its own place and from those before it.
-GROUND = ["errors", "config", "units", "files", "stats", "paper", "load", "rules.table", "report"]
+GROUND = ["errors", "config", "units", "files", "tuned", "stats", "paper", "load", "rules.table", "report"]
 LIBRARY = ["anatomy", "rules", "model", "compute", "data", "train", "measure", "integrations", "sweep", "studies"]
+LIBRARY += ["tuning"]
 FLOW = [*GROUND, *LIBRARY, "cli", "__main__"]
 
 

@@ -63,7 +63,7 @@ def test_it_installs_and_prints_its_version(built, tmp_path, kind):
 
 
 TRACKERS = ["tensorboard", "wandb", "trackio"]
-OPTIONAL = ["ray", "lm_eval", "transformers", "datasets", "tiktoken", "tokenizers", "lightning", *TRACKERS]
+OPTIONAL = ["ray", "optuna", "lm_eval", "transformers", "datasets", "tiktoken", "tokenizers", "lightning", *TRACKERS]
 
 
 def without_extras(code):
@@ -90,6 +90,7 @@ def test_the_core_works_without_extras():
         (["train", "--width", "32", "--depth", "2", "--tokenizer", "gpt2"], "completep[gpt2]"),
         (["study", "lr-transfer", "--engine", "ray", "--set", "depth=2", "seed=0", "--out", "{out}"], "completep[ray]"),
         (["study", "downstream", "--out", "{out}"], "completep[eval]"),
+        (["tune", "--model", "gpt", "--space", "lr=2^-9..2^-5", "std=0.1..0.4", "--out", "{out}"], "completep[tune]"),
     ],
 )
 def test_a_missing_extra_is_named_with_its_install_command(words, extra, tmp_path):

@@ -76,11 +76,13 @@ def test_a_new_role_is_two_files():
         "anatomy/examine.py": {"EMBEDDING"},  # a readout with this role is tied
         "rules/audit.py": {"EMBEDDING"},  # where the base values are read from
         "compute/plan.py": {
-            "EMBEDDING_BIAS",
+            "BLOCK_NORM",
+            "EMBEDDING",
+            "FINAL_NORM",
+            "HIDDEN",
             "HIDDEN_BIAS",
             "QK_NORM",
             "UNEMBEDDING",
-            "UNEMBEDDING_BIAS",
         },  # the decoder's
         "measure/linearization.py": {"HIDDEN"},  # a network of hidden matrices only
     }

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import polars as pl
 
@@ -9,18 +10,22 @@ from completep import paper
 from completep.config import Shape
 from completep.errors import UserError
 from completep.measure.figures import coordinate_figures
-from completep.measure.grid import Coordinates, coordinate_check
-from completep.measure.subject import Setting, Source
 from completep.measure.verdict import Finding, judge_coordinates, overall
 from completep.measure.words import Progress
 from completep.report.document import Figure
 from completep.rules.table import display_name, rules_named
 from completep.studies.design import UNSEEN, Experiment, Measurement, Outcome, listed
 
+if TYPE_CHECKING:
+    from completep.measure.grid import Coordinates
+
 EXPECTED = {"mup": "FAIL", "literature=0.5": "FAIL", "alpha=0.5": "PASS", "completep": "PASS"}
 
 
-def measure(experiment: Experiment, workers: int | None, progress: Progress) -> Coordinates:
+def measure(experiment: Experiment, workers: int | None, progress: Progress) -> "Coordinates":
+    from completep.measure.grid import coordinate_check
+    from completep.measure.subject import Setting, Source
+
     scale, axes = experiment.scale, experiment.axes
     depths = [int(d) for d in axes["depth"]]
     if len(depths) < 2:
@@ -32,7 +37,7 @@ def measure(experiment: Experiment, workers: int | None, progress: Progress) -> 
     return coordinate_check(source, rules, shapes, setting, seeds=seeds, workers=workers, progress=progress)
 
 
-def find(experiment: Experiment, coordinates: Coordinates) -> Outcome[list[Finding]]:
+def find(experiment: Experiment, coordinates: "Coordinates") -> Outcome[list[Finding]]:
     return conclude(judge_coordinates(coordinates))
 
 
@@ -52,11 +57,11 @@ def row_of(f: Finding) -> dict[str, object]:
     return row | {f"slope_{k}": v for k, v in slope.items()}
 
 
-def draw(experiment: Experiment, coordinates: Coordinates, outcome: Outcome[list[Finding]]) -> list[Figure]:
+def draw(experiment: Experiment, coordinates: "Coordinates", outcome: Outcome[list[Finding]]) -> list[Figure]:
     return coordinate_figures(coordinates, outcome.detail, "depth")
 
 
-def frames(coordinates: Coordinates) -> Mapping[str, pl.DataFrame]:
+def frames(coordinates: "Coordinates") -> Mapping[str, pl.DataFrame]:
     return {"stream": coordinates.stream, "roles": coordinates.roles}
 
 

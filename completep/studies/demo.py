@@ -9,7 +9,6 @@ import polars as pl
 from completep.config import Shape
 from completep.errors import UserError
 from completep.measure.curves import AtShape, Transfer
-from completep.measure.words import Word
 from completep.rules.table import display_name
 from completep.studies import lr_transfer
 from completep.studies.design import Experiment, Outcome, Sweep
@@ -34,30 +33,36 @@ JUDGED = ("completep", "mup")  # alpha=0.5 lies between them: one seed cannot ju
 
 
 def find(experiment: Experiment, frame: pl.DataFrame) -> Outcome[Transfers]:
-    """From one seed, without intervals: how good is the base's best η in the deepest model?"""
+    """From one seed, without intervals: how good is the base's best η in the deepest model?
+
+    The agreement is what the losses of this seed say. Since it is one seed, the outcome is "one seed cannot tell".
+    """
     base = experiment.scale.base
     transfers = transfers_of(frame, "lr", base)
     depth = max((s.shape.depth for t in transfers for s in t.shapes), default=base.depth)
     deepest = {t.rules: s for t in transfers for s in t.shapes if s.shape.depth == depth}
-    words = {t.rules: word(t, deepest[t.rules]) for t in transfers if t.rules in deepest}
+    failed = {t.rules: fails(t, deepest[t.rules]) for t in transfers if t.rules in deepest}
     losses = ", ".join(
         f"{s.loss:.2f} under {display_name(r)} ({s.regret:.1f} % above the best there)" for r, s in deepest.items()
     )
-    agreement, ladder = with_depth(only_completep({r: w for r, w in words.items() if r in JUDGED}), transfers)
+    words = {r: "FAIL" if failed[r] else "PASS" for r in failed if r in JUDGED}
+    agreement, ladder = with_depth(only_completep(words), transfers)
     best = transfers[0]
     sentence = (
         f"the η tuned at depth {base.depth} ({log2_text(best.best)}) gives at depth {depth} a loss of {losses}; "
         f"at depth {base.depth} it is {best.best_loss:.2f}{ladder}"
     )
     table = transfer_frame(transfers).drop("verdict", "drift_low", "drift_high", "regret_low", "regret_high")
-    judged = [replace(t, word=words.get(t.rules, t.word), why=explanation(deepest.get(t.rules))) for t in transfers]
+    judged = [
+        replace(t, word="FAIL" if failed.get(t.rules) else "INCONCLUSIVE", why=explanation(deepest.get(t.rules)))
+        for t in transfers
+    ]
     return Outcome(agreement, sentence, table, judged)
 
 
-def word(t: Transfer, deepest: AtShape) -> Word:
-    """FAIL is what one seed can tell: over 1 % lost to a better η there, or a loss above the base's own."""
-    fails = deepest.regret > 100 * COMPETITIVE or deepest.loss > t.best_loss * (1 + TELL)
-    return "FAIL" if fails else "PASS"
+def fails(t: Transfer, deepest: AtShape) -> bool:
+    """What one seed can tell: over 1 % lost to a better η there, or a loss above the base's own."""
+    return deepest.regret > 100 * COMPETITIVE or deepest.loss > t.best_loss * (1 + TELL)
 
 
 def explanation(deepest: AtShape | None) -> str:

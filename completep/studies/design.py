@@ -24,10 +24,13 @@ from completep.studies.scale import Scale, ScaleName
 from completep.sweep.store import Store
 from completep.sweep.task import Point, Trial, Value
 from completep.sweep.training import HOW, Training, describe, history
-from completep.train.loop import How
+from completep.train.settings import How
 
-Agreement = Literal["agrees", "agrees in part", "does not agree", "cannot be seen at this scale", "not finished"]
+Agreement = Literal[
+    "agrees", "agrees in part", "does not agree", "cannot be seen at this scale", "one seed cannot tell", "not finished"
+]  # fmt: skip
 UNSEEN: Agreement = "cannot be seen at this scale"
+ONE_SEED: Agreement = "one seed cannot tell"
 Axes = Mapping[str, tuple[Value, ...]]
 Detail = TypeVar("Detail")
 Measured = TypeVar("Measured")
@@ -41,6 +44,15 @@ class Outcome(Generic[Detail]):
     sentence: str
     table: pl.DataFrame  # the numbers it rests on
     detail: Detail
+
+
+def with_seeds(outcome: Outcome[Detail], seeds: int) -> Outcome[Detail]:
+    """One seed has no noise to compare a difference with, so that it never agrees with the paper."""
+    if seeds > 1 or outcome.agreement not in ("agrees", "agrees in part"):
+        return outcome
+    part = " in part" if outcome.agreement == "agrees in part" else ""
+    sentence = f"{outcome.sentence}. On this one seed the paper's claim holds{part}; whether by more than noise is open"
+    return replace(outcome, agreement=ONE_SEED, sentence=sentence)
 
 
 @dataclass(frozen=True)
@@ -144,7 +156,7 @@ def read_value(value: Value, like: Value, axis: str) -> Value:
         number = float(base) ** float(exponent) if power else float(text)
         if not math.isfinite(number) or (isinstance(like, int) and number != int(number)):
             raise ValueError
-    except (ValueError, OverflowError, ZeroDivisionError):
+    except (ValueError, OverflowError, ZeroDivisionError, TypeError):  # a root of a negative number is complex
         kind = "a whole number" if isinstance(like, int) else "a number"
         raise UserError(f"{axis}={text}: {text!r} is not {kind}", fix=f"write values like {like}") from None
     return int(number) if isinstance(like, int) else number
@@ -198,8 +210,13 @@ class Sweep(Study, Generic[Detail]):
         known = pl.col("validation_loss") if "validation_loss" in frame.columns else pl.lit(None, pl.Float64)
         return frame.with_columns(loss=pl.when(diverged).then(math.nan).otherwise(known.cast(pl.Float64)))
 
+    def outcome(self, experiment: Experiment, frame: pl.DataFrame) -> Outcome[Detail]:
+        """What was found, as far as the number of seeds allows."""
+        seeds = frame["seed"].n_unique() if "seed" in frame.columns else 1
+        return with_seeds(self.find(experiment, frame), seeds)
+
     def conclude(self, experiment: Experiment, frame: pl.DataFrame) -> Conclusion:
-        outcome = self.find(experiment, frame)
+        outcome = self.outcome(experiment, frame)
         figures = tuple(self.draw(experiment, frame, outcome))
         return Conclusion(outcome.agreement, outcome.sentence, outcome.table, figures)
 
@@ -220,11 +237,15 @@ class Measurement(Study, Generic[Measured, Detail]):
     def home(self) -> str:
         return self.measure.__code__.co_filename
 
+    def outcome(self, experiment: Experiment, measured: Measured) -> Outcome[Detail]:
+        """What was found, as far as the number of seeds allows."""
+        return with_seeds(self.find(experiment, measured), len(experiment.axes.get("seed", (0,))))
+
     def conclude(
         self, experiment: Experiment, workers: int | None, progress: Progress
     ) -> tuple[Conclusion, Mapping[str, pl.DataFrame]]:
         measured = self.measure(experiment, workers, progress)
-        outcome = self.find(experiment, measured)
+        outcome = self.outcome(experiment, measured)
         figures = tuple(self.draw(experiment, measured, outcome))
         return Conclusion(outcome.agreement, outcome.sentence, outcome.table, figures), self.frames(measured)
 

@@ -10,7 +10,6 @@ import polars as pl
 from completep import paper
 from completep.config import Run
 from completep.errors import UserError
-from completep.integrations import harness
 from completep.report.document import Figure
 from completep.rules.table import display_name
 from completep.studies.design import UNSEEN, Agreement, Experiment, Outcome, Sweep, Trained, listed
@@ -20,6 +19,7 @@ from completep.sweep.store import Store
 from completep.sweep.task import Point
 
 if TYPE_CHECKING:
+    from completep.integrations import harness
     from completep.report.document import Panel
 
 ITEM_LIMIT: Mapping[ScaleName, int | None] = {"laptop": 200, "paper": None}  # of each task
@@ -29,13 +29,17 @@ def run(scale: Scale, point: Point) -> Run:
     return scale.compute_optimal(point, read_shape(point.text("shape")))
 
 
-def request(experiment: Experiment) -> harness.Request:
+def request(experiment: Experiment) -> "harness.Request":
+    from completep.integrations import harness
+
     tasks, limit = harness.tasks_at(experiment.items), ITEM_LIMIT[experiment.scale.name]
     return harness.Request(tuple(tasks), experiment.items, limit, paper.SEQUENCE)
 
 
 def prepare(experiment: Experiment) -> None:
     """The tasks' items must be there before the first run."""
+    from completep.integrations import harness
+
     wanted = request(experiment)
     with harness.local_tasks(wanted.tasks, wanted.data) as manager:
         harness.load(manager, wanted.tasks)
@@ -43,11 +47,15 @@ def prepare(experiment: Experiment) -> None:
 
 def evaluate(experiment: Experiment, folder: Path) -> None:
     """Leaves the evaluation in the run's folder."""
+    from completep.integrations import harness
+
     harness.evaluate_run(folder, request(experiment))
 
 
 def read(experiment: Experiment, store: Store, trained: Trained) -> pl.DataFrame:
     """A row per run and task, from the evaluations in the runs' folders. Nothing is evaluated here."""
+    from completep.integrations import harness
+
     wanted = request(experiment)
     rows = []
     for labels, task in trained:

@@ -12,7 +12,7 @@ from completep.errors import UserError
 from completep.report.document import Figure
 from completep.rules.table import display_name
 from completep.studies.design import UNSEEN, Agreement, Experiment, Outcome, Sweep, listed
-from completep.studies.judging import TELL, finished, log2_text
+from completep.studies.judging import Losses, finished, gap, log2_text, mean
 from completep.studies.scale import RULES, Scale
 from completep.sweep.task import Point
 
@@ -28,31 +28,40 @@ def find(experiment: Experiment, frame: pl.DataFrame) -> Outcome[pl.DataFrame]:
     """Which depth ends below which, and when do the loss curves of two depths cross for the last time?"""
     frame = finished(frame)
     keys = ["rules", "lr", "depth"]
-    ends = frame.group_by(*keys, "seed").agg(last=pl.col("step").max())
-    whole = int(ends["last"].max())  # type: ignore[arg-type]
-    diverged = set(ends.filter(pl.col("last") < whole).select(keys).iter_rows())  # a curve that stops early
+    ends = final_losses(frame)
     means = frame.group_by(*keys, "step").agg(loss=pl.col("loss").mean()).sort("step")
     smooth = means.with_columns(loss=pl.col("loss").rolling_mean(3, min_samples=1).over(keys))
     rows = []
     for (rules, lr), part in smooth.partition_by("rules", "lr", as_dict=True).items():
         curves = {d: p for (d,), p in part.partition_by("depth", as_dict=True).items()}
-        final = {d: math.inf if (rules, lr, d) in diverged else p["loss"][-1] for d, p in curves.items()}
+        final = {d: mean(ends[rules, lr, d]) for d in curves}
         for low, high in pairwise(sorted(curves)):
             pair = curves[low].join(curves[high], on="step", suffix="_deep")
             behind = pair.filter(pl.col("loss") <= pl.col("loss_deep"))["step"].max()
-            better = final[high] < final[low] * (1 - TELL)
-            worse = final[high] > final[low] * (1 + TELL)
+            change = gap(ends[rules, lr, low], ends[rules, lr, high], tests=len(curves) - 1)
+            deeper_is = "better" if change.high < 0 else "worse" if change.low > 0 else "alike"
             rows.append(
                 {
                     "rules": rules, "lr": lr, "shallow": low, "deep": high, "shallow_loss": final[low],
-                    "deep_loss": final[high], "deeper_is": "better" if better else "worse" if worse else "alike",
-                    "last_step_behind": behind,
+                    "deep_loss": final[high], "deeper_is": deeper_is, "last_step_behind": behind,
                 }
             )  # fmt: skip
     if not rows:
         raise UserError("one depth has nothing to compare with", fix="give at least two, for instance depth=2,8")
     table = pl.DataFrame(rows, infer_schema_length=None).sort("lr", "rules", "shallow")
     return Outcome(*ordering(table), table, smooth)
+
+
+def final_losses(frame: pl.DataFrame) -> dict[tuple[str, float, int], Losses]:
+    """(rules, lr, depth) → by seed the mean of the last three losses; infinite where the curve stops early."""
+    last = int(frame["step"].max())  # type: ignore[arg-type]
+    ends: dict[tuple[str, float, int], dict[int, float]] = {}
+    for (rules, lr, depth, seed), run in frame.partition_by("rules", "lr", "depth", "seed", as_dict=True).items():
+        run = run.sort("step")
+        whole = run["step"][-1] == last
+        loss = float(run["loss"].tail(3).mean()) if whole else math.inf  # type: ignore[arg-type]
+        ends.setdefault((str(rules), float(str(lr)), int(str(depth))), {})[int(str(seed))] = loss
+    return dict(ends)
 
 
 def ordering(table: pl.DataFrame) -> tuple[Agreement, str]:

@@ -8,7 +8,7 @@ from completep.config import Run
 from completep.report.document import Figure
 from completep.rules.table import display_name
 from completep.studies.design import UNSEEN, Agreement, Experiment, Outcome, Sweep, listed
-from completep.studies.judging import COMPETITIVE, finished
+from completep.studies.judging import COMPETITIVE, by_seed, finished, gap
 from completep.studies.scale import Scale, decades
 from completep.sweep.task import Point
 
@@ -40,8 +40,12 @@ def find(experiment: Experiment, frame: pl.DataFrame) -> Outcome[None]:
         if x is not None
     )
     agreement: Agreement = UNSEEN
-    if with_rule is not None and without is not None:
-        agreement = "agrees" if with_rule > without else "does not agree" if with_rule < without else UNSEEN
+    if with_rule is not None and without is not None and with_rule != without:
+        # Where one of them is still good and the other is not: is the difference more than noise?
+        at_limit = frame.filter((pl.col("depth") == deepest["depth"][0]) & (pl.col("eps") == max(with_rule, without)))
+        runs = {str(r): by_seed(part) for (r,), part in at_limit.partition_by("rules", as_dict=True).items()}
+        better = gap(runs["completep"], runs["flat-eps=1"])
+        agreement = "agrees" if better.low > 0 else "does not agree" if better.high < 0 else UNSEEN
     sentence = f"at depth {deepest['depth'][0]} the loss stays within 1 % of the best up to ε = {limits}"
     return Outcome(agreement, sentence, table, None)
 

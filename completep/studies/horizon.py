@@ -7,7 +7,7 @@ from completep.config import Run
 from completep.report.document import Figure
 from completep.rules.table import display_name
 from completep.studies.design import Experiment, Outcome, Sweep, listed
-from completep.studies.judging import combined, finished, ranking
+from completep.studies.judging import by_seed, combined, finished, ranking
 from completep.studies.scale import RULES, Scale, read_shape, shape_words
 from completep.sweep.task import Point
 
@@ -17,10 +17,13 @@ def run(scale: Scale, point: Point) -> Run:
 
 
 def find(experiment: Experiment, frame: pl.DataFrame) -> Outcome[None]:
-    table = finished(frame).group_by("width", "depth", "rules", maintain_order=True).agg(loss=pl.col("loss").mean())
+    ended = finished(frame)
+    table = ended.group_by("width", "depth", "rules", maintain_order=True).agg(loss=pl.col("loss").mean())
     ranked = [
-        ranking(dict(part.select("rules", "loss").iter_rows()), f"{width} × {depth}")
-        for (width, depth), part in table.partition_by("width", "depth", as_dict=True).items()
+        ranking(
+            {str(r): by_seed(runs) for (r,), runs in part.partition_by("rules", as_dict=True).items()}, f"{w} × {d}"
+        )
+        for (w, d), part in ended.partition_by("width", "depth", as_dict=True).items()
     ]
     return Outcome(combined([a for a, _ in ranked]), "; ".join(sentence for _, sentence in ranked), table, None)
 

@@ -12,10 +12,10 @@ from completep.measure.curves import Transfer, judge_transfer
 from completep.measure.figures import transfer_figure
 from completep.report.document import Figure
 from completep.rules.table import display_name
-from completep.stats import Interval
+from completep.stats import LEVEL, Interval, mean_interval
 from completep.studies.design import UNSEEN, Agreement, Experiment, Outcome
 
-TELL = 0.005  # of the loss: closer losses are not told apart, since seeds at these sizes differ by about as much
+TELL = 0.005  # of the loss: with one seed, closer losses are not told apart, since seeds differ by about as much
 COMPETITIVE = 0.01  # of the loss: the paper's own margin for a good shape
 
 
@@ -38,19 +38,53 @@ def combined(agreements: Sequence[Agreement]) -> Agreement:
     return "agrees" if set(agreements) == {"agrees"} else UNSEEN
 
 
-def ranking(losses: Mapping[str, float | None], where: str) -> tuple[Agreement, str]:
-    """Is CompleteP's loss the lowest, by more than `TELL`? NaN or infinite is diverged, None is not known."""
-    shown = {r: "unknown" if x is None else f"{x:.4f}" if np.isfinite(x) else "diverged" for r, x in losses.items()}
-    sentence = f"{where}: " + ", ".join(f"{display_name(r)} {x}" for r, x in shown.items())
-    known = {r: x if np.isfinite(x) else np.inf for r, x in losses.items() if x is not None}
-    if "completep" not in losses or len(losses) < 2 or len(known) < len(losses):
+Losses = Mapping[int, float]  # by seed; NaN or infinite where the run diverged
+
+
+def by_seed(runs: pl.DataFrame) -> Losses:
+    """Of the runs of one setting."""
+    seeds = runs["seed"].to_list() if "seed" in runs.columns else range(runs.height)
+    return dict(zip(seeds, runs["loss"].to_list(), strict=True))
+
+
+def gap(ours: Losses, others: Losses, tests: int = 1) -> Interval:
+    """log(others / ours), from the seeds that both have: Student's interval of the mean, corrected for the number of
+    tests (Bonferroni). With one seed, the difference give or take `TELL`.
+    """
+    lost, theirs = (not all(map(math.isfinite, x.values())) for x in (ours, others))
+    if lost or theirs:
+        end = math.nan if lost and theirs else -math.inf if lost else math.inf
+        return Interval(end, end)
+    changes = [math.log(others[seed] / ours[seed]) for seed in ours if seed in others]
+    if len(changes) < 2:
+        change = changes[0] if changes else math.log(mean(others) / mean(ours))
+        return Interval(change - TELL, change + TELL)
+    interval = mean_interval(changes, 1 - (1 - LEVEL) / tests)
+    assert interval is not None
+    return interval
+
+
+def mean(losses: Losses) -> float:
+    return float(np.mean(list(losses.values())))
+
+
+def _shown(losses: Losses | None) -> str:
+    if losses is None:
+        return "unknown"
+    return f"{mean(losses):.4f}" if np.isfinite(mean(losses)) else "diverged"
+
+
+def ranking(losses: Mapping[str, Losses | None], where: str) -> tuple[Agreement, str]:
+    """Is CompleteP's loss the lowest, by more than the noise? None is not known."""
+    sentence = f"{where}: " + ", ".join(f"{display_name(r)} {_shown(x)}" for r, x in losses.items())
+    ours = losses.get("completep")
+    others = [x for r, x in losses.items() if r != "completep" and x is not None]
+    if ours is None or not others or len(others) + 1 < len(losses):
         return UNSEEN, sentence
-    ours = known.pop("completep")
-    best = min(known.values())
-    if not np.isfinite(ours):
-        return ("does not agree" if np.isfinite(best) else UNSEEN), sentence
-    gap = best / ours - 1
-    return ("agrees" if gap > TELL else "does not agree" if gap < -TELL else UNSEEN), sentence
+    gaps = [gap(ours, other, len(others)) for other in others]
+    if any(g.high < 0 for g in gaps):
+        return "does not agree", sentence
+    return ("agrees" if all(g.low > 0 for g in gaps) else UNSEEN), sentence
 
 
 def transfers_of(frame: pl.DataFrame, hyperparameter: str, base: Shape) -> list[Transfer]:
@@ -71,11 +105,14 @@ def only_completep(words: Mapping[str, str]) -> Agreement:
 def with_depth(agreement: Agreement, transfers: Sequence[Transfer]) -> tuple[Agreement, str]:
     """The other half of the claim: with the base's best value, is each deeper model better under CompleteP?"""
     ours = next((t for t in transfers if t.rules == "completep"), None)
-    if ours is None or ours.deeper_is_better is not False:
+    if ours is None or ours.deeper in ("better", None):
         return agreement, ""
     losses = {ours.base.depth: ours.best_loss} | {s.shape.depth: s.loss for s in ours.shapes}
     ladder = ", ".join(f"{losses[depth]:.3f} at depth {depth}" for depth in sorted(losses))
-    sentence = f". With it, deeper is not better throughout under CompleteP here: {ladder}"
+    if ours.deeper == "not better":
+        sentence = f". With it, deeper is not better throughout under CompleteP here: {ladder}"
+    else:
+        sentence = f". With it, whether deeper is better throughout cannot be told from the noise: {ladder}"
     return ("agrees in part" if agreement == "agrees" else agreement), sentence
 
 

@@ -1,28 +1,35 @@
 """Laziness over depth: does a block still learn nonlinearly in a deep network?"""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import polars as pl
 
 from completep import paper
 from completep.measure.figures import laziness_figure
-from completep.measure.linearization import LazyVerdict, judge_laziness, measure_laziness
 from completep.measure.words import Progress
 from completep.report.document import Figure
 from completep.rules.table import display_name, rules_named
 from completep.studies.design import UNSEEN, Agreement, Experiment, Measurement, Outcome, listed
 
+if TYPE_CHECKING:
+    from completep.measure.linearization import LazyVerdict
+
 RULES = ("mup", "alpha=0.5", "alpha=0.75", "completep")
 
 
 def measure(experiment: Experiment, workers: int | None, progress: Progress) -> pl.DataFrame:
+    from completep.measure.linearization import measure_laziness
+
     axes = experiment.axes
     rules, depths = [rules_named(str(r)) for r in axes["rules"]], [int(d) for d in axes["depth"]]
     seeds, width = [int(s) for s in axes["seed"]], experiment.scale.base.width
     return measure_laziness(rules, depths, width=width, seeds=seeds, workers=workers, progress=progress)
 
 
-def find(experiment: Experiment, frame: pl.DataFrame) -> Outcome[list[LazyVerdict]]:
+def find(experiment: Experiment, frame: pl.DataFrame) -> "Outcome[list[LazyVerdict]]":
+    from completep.measure.linearization import judge_laziness
+
     verdicts = judge_laziness(frame)
     words = {v.rules: v.word for v in verdicts}
     # At these depths muP's forward pass need not overflow yet, and its ratio stays flat, as the derivation says.
@@ -42,7 +49,7 @@ def find(experiment: Experiment, frame: pl.DataFrame) -> Outcome[list[LazyVerdic
     return Outcome(agreement, sentence, pl.DataFrame(rows, infer_schema_length=None), verdicts)
 
 
-def draw(experiment: Experiment, frame: pl.DataFrame, outcome: Outcome[list[LazyVerdict]]) -> list[Figure]:
+def draw(experiment: Experiment, frame: pl.DataFrame, outcome: "Outcome[list[LazyVerdict]]") -> list[Figure]:
     return [laziness_figure(frame, outcome.detail)]
 
 

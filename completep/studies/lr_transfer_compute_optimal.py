@@ -1,14 +1,16 @@
 """Learning-rate transfer when every model is trained for 20 tokens per parameter."""
 
+import math
 from collections.abc import Mapping
 
 import polars as pl
 
 from completep import paper
 from completep.config import Run, Shape
-from completep.measure.curves import Transfer
+from completep.measure.curves import Transfer, curve
+from completep.stats import height_at
 from completep.studies.design import Experiment, Outcome, Sweep, listed
-from completep.studies.judging import Transfers, draw_transfer, finished, ranking, transfer_frame, transfers_of
+from completep.studies.judging import Losses, Transfers, draw_transfer, finished, ranking, transfer_frame, transfers_of
 from completep.studies.scale import RULES, Scale, ScaleName, octaves
 from completep.sweep.task import Point
 
@@ -29,11 +31,14 @@ def find(experiment: Experiment, frame: pl.DataFrame) -> Outcome[Transfers]:
     return Outcome(agreement, sentence, transfer_frame(transfers), transfers)
 
 
-def known_loss(t: Transfer, frame: pl.DataFrame, depth: int) -> float | None:
-    """The loss at the base's best value; None where no value near it was tried at this depth."""
-    shape = next((s for s in t.shapes if s.shape.depth == depth), None)
-    tried = finished(frame).filter((pl.col("rules") == t.rules) & (pl.col("depth") == depth))["lr"].to_list()
-    return shape.loss if shape is not None and tried and min(tried) <= t.best <= max(tried) else None
+def known_loss(t: Transfer, frame: pl.DataFrame, depth: int) -> Losses | None:
+    """The loss at the base's best value, by seed; None where no value near it was tried at this depth."""
+    here = finished(frame).filter((pl.col("rules") == t.rules) & (pl.col("depth") == depth))
+    if here.is_empty() or not here["lr"].min() <= t.best <= here["lr"].max():  # type: ignore[operator]
+        return None
+    seeds = here["seed"].unique().sort().to_list() if "seed" in here.columns else [0]
+    x, losses = curve(here, "lr", seeds if "seed" in here.columns else None)
+    return {seed: height_at(x, column, math.log2(t.best)) for seed, column in zip(seeds, losses.T, strict=True)}
 
 
 STUDY = listed(

@@ -13,7 +13,7 @@ from completep.measure.curves import curve
 from completep.report.document import Figure
 from completep.rules.table import display_name
 from completep.stats import mean_over_seeds, minimum, slope
-from completep.studies.design import UNSEEN, Experiment, Outcome, Sweep, listed
+from completep.studies.design import UNSEEN, Agreement, Experiment, Outcome, Sweep, listed
 from completep.studies.judging import finished
 from completep.studies.scale import Scale, ScaleName, octaves
 from completep.sweep.task import Point
@@ -57,10 +57,12 @@ def find(experiment: Experiment, frame: pl.DataFrame) -> Outcome[None]:
         return Outcome(UNSEEN, why, table, None)
     fit = slope(np.log2(inner["lr"].to_numpy()), np.log2(inner["best_weight_decay"].to_numpy()), models.to_numpy())
     sentence = (
-        f"log₂ of the best λ goes as {fit.value:+.2f} log₂ η where the minimum is inside the grid; "
-        "constant τ means -1, constant λ means 0"
+        f"log₂ of the best λ goes as {fit.value:+.2f} ({fit.low:+.2f} … {fit.high:+.2f}) log₂ η where the minimum is "
+        "inside the grid; constant τ means -1, constant λ means 0"
     )
-    return Outcome("agrees" if fit.value < -0.5 else "does not agree", sentence, table, None)
+    # Nearer to one than to the other, with the whole interval.
+    agreement: Agreement = "agrees" if fit.high < -0.5 else "does not agree" if fit.low > -0.5 else UNSEEN
+    return Outcome(agreement, sentence, table, None)
 
 
 def draw(experiment: Experiment, frame: pl.DataFrame, outcome: Outcome[None]) -> list[Figure]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 import polars as pl
 
@@ -26,18 +26,15 @@ from completep.studies.result import (
     run_settings,
 )
 from completep.studies.scale import SCALES, Scale, ScaleName
+from completep.sweep.backends import EngineName, make_backend
 from completep.sweep.conduct import Conducted, Watcher, conduct, nobody
 from completep.sweep.devices import device_count
-from completep.sweep.engine import Backend
-from completep.sweep.local import Local
-from completep.sweep.on_ray import OnRay
 from completep.sweep.search import Search
 from completep.sweep.store import Store, distinct
 from completep.sweep.task import Trial, Value
 from completep.sweep.training import HOW, Training
-from completep.train.loop import open_corpus
+from completep.train.settings import open_corpus
 
-EngineName = Literal["local", "ray"]
 Values = Mapping[str, Value | Sequence[Value]]
 Place = Path | str
 TYPICAL_PACE = 40e9  # FLOP/s of one core on small models, until finished runs give a better estimate
@@ -170,7 +167,7 @@ def study_report(
             f"{name} keeps no runs to report on", fix=f"`completep study {name}` measures and reports at once"
         )
     store = Store(Path(out) / "store")
-    store.open()
+    store.look()
     command = rerun_words(name, scale, values or {}, data, items, out)
     return conclude_sweep(chosen, experiment, store, chosen.trials(experiment), command)
 
@@ -205,8 +202,9 @@ def missing_runs(chosen: Sweep[Detail], store: Store, trials: Sequence[Trial], f
     if counts.unfinished:
         return f"{counts.unfinished} of {counts.runs} runs are not done"
     if chosen.after is not None:
-        done = [t for t in distinct(trials) if (store.result(t) or {}).get("status") == "done"]
-        left = {task.id for task in done} - set(frame["run"] if "run" in frame.columns else ())
+        results = store.results(distinct(trials))
+        done = [name for name, result in results.items() if result["status"] == "done"]
+        left = set(done) - set(frame["run"] if "run" in frame.columns else ())
         return f"{len(left)} of {len(done)} trained runs are not evaluated" if left else ""
     return ""
 
@@ -229,12 +227,14 @@ def study_plan(
     if not isinstance(experiment.study, Sweep):
         return StudyPlan(experiment, points, (), 0.0, TYPICAL_PACE, False, at_once)
     store = Store(Path(out) / "store")
+    store.look()
     trials = {trial.task.id: trial for trial in experiment.study.trials(experiment)}
+    results = store.results(trial.task for trial in trials.values())
     lines: list[Mapping[str, Value]] = []
     paces, left = [], 0.0
     for trial in trials.values():
         assert isinstance(trial.task, Training)
-        result = store.result(trial.task)
+        result = results.get(trial.task.id)
         seconds = float((result or {}).get("seconds") or 0)
         if result and seconds and result["status"] == "done":
             paces.append(trial.task.cost / seconds)
@@ -249,23 +249,13 @@ def study_plan(
 def study_status(*, scale: ScaleName = "laptop", data: Place | None = None, out: Place = "runs") -> StudyStatus:
     """How many runs of every study are done, diverged, running and missing."""
     store = Store(Path(out) / "store")
-    store.open()
+    store.look()
     counts = {}
     for name, chosen in known_studies().items():
         if isinstance(chosen, Sweep):
             experiment = chosen.at(on_data(SCALES[scale], data))
             counts[name] = store.counts([trial.task for trial in chosen.trials(experiment)])
     return StudyStatus(f"{store.root}, {scale} scale", counts)
-
-
-def make_backend(engine: EngineName, workers: int | None, address: str | None) -> Backend:
-    if workers is not None and workers < 1:
-        raise UserError(f"workers={workers}: must be at least 1", fix="leave workers out for the default")
-    if engine == "ray":
-        return OnRay(address, workers)
-    if address is not None:
-        raise UserError(f"address={address!r} is for Ray", fix="use it with engine ray")
-    return Local(workers)
 
 
 def rerun_words(

@@ -4,7 +4,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from completep import paper
-from completep.compute.plan import plan_shape
+from completep.compute.flops import total, training_flops
+from completep.compute.plan import batch_size, plan_shape
 from completep.config import Data, GPTConfig, Hyperparameters, Run, Schedule, Shape
 from completep.errors import UserError
 from completep.sweep.task import Point
@@ -52,9 +53,15 @@ class Scale:
         self, point: Point, shape: Shape, *, lr: float | None = None, std: float | None = None,
         tau: float = paper.TAU, tpp: float = paper.TOKENS_PER_PARAMETER, weight_decay: float | None = None,
     ) -> Run:  # fmt: skip
-        """Tokens from parameters, batch from FLOPs, weight decay from its timescale (or as given)."""
+        """Tokens from parameters, batch from FLOPs, weight decay from its timescale (or as given).
+
+        The batch law counts sequences of 2048 tokens. Here it counts sequences of the scale's own length: at laptop
+        scale the law's tokens per step would leave a handful of steps.
+        """
+        model = self.model(shape)
+        cost = training_flops(model, self.sequence, tpp * total(model))
         planned = plan_shape(
-            self.model(shape), rules=point.text("rules"), base=self.base, tpp=tpp, sequence=self.sequence,
+            model, rules=point.text("rules"), base=self.base, tpp=tpp, batch=batch_size(cost), sequence=self.sequence,
             lr=self.lr if lr is None else lr, std=self.std if std is None else std, tau=tau, seed=point.whole("seed"),
         )  # fmt: skip
         run = replace(planned.run, data=self.data)

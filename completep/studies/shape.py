@@ -16,6 +16,7 @@ from completep.compute.laws import (
     flop_savings,
     frontier,
     loss_increase,
+    savings_interval,
     shape_range,
 )
 from completep.config import Run
@@ -66,16 +67,36 @@ def find(experiment: Experiment, frame: pl.DataFrame) -> Outcome[Shapes]:
         raise UserError("a scaling law needs two sizes under completep", fix="leave rules and shape as they are")
     best = frontier(ours)
     law = fit_power_law(best["flops"].to_numpy(), best["loss"].to_numpy())
+    sure = savings_frame(finished(frame), law)
     means = means.with_columns(increase=pl.Series(loss_increase(means["loss"], law.loss(means["flops"].to_numpy()))))
     reference = means.filter(pl.col("rules") == "mup").select("width", "depth", reference="increase")
     means = means.join(reference, on=["width", "depth"], how="left")
     saved = flop_savings(means["reference"].to_numpy(), means["increase"].to_numpy(), law.b)
     means = means.with_columns(savings=pl.Series(saved), gap=pl.col("reference") - pl.col("increase")).drop("reference")
+    means = means.join(sure, on=["rules", "width", "depth"], how="left")
     ranges = good_ranges(means.filter(pl.col("loss").is_finite()))
     agreement, sentence = savings_grow(means, experiment.scale.base.depth)
     sentence += f"; the frontier is (F/{law.a:.3g})^-{law.b:.3f}"
+    if law.b_interval is not None:
+        sentence += f" (b from {law.b_interval.low:.3f} to {law.b_interval.high:.3f})"
     table = means.join(range_frame(ranges), on=["rules", "size"], how="left").sort("rules", "parameters", "ratio")
     return Outcome(agreement, sentence, table, Shapes(law, means, ranges))
+
+
+def savings_frame(runs: pl.DataFrame, law: PowerLaw) -> pl.DataFrame:
+    """An interval of the savings over muP for every rules and shape, where several seeds were run under both."""
+    rows = []
+    if "seed" in runs.columns:
+        reference = runs.filter(pl.col("rules") == "mup").select("width", "depth", "seed", reference="loss")
+        both = runs.join(reference, on=["width", "depth", "seed"])
+        for (rules, width, depth), part in both.partition_by("rules", "width", "depth", as_dict=True).items():
+            interval = None
+            if rules != "mup" and part["loss"].is_finite().all() and part["reference"].is_finite().all():
+                interval = savings_interval(part["reference"], part["loss"], float(part["flops"][0]), law)
+            if interval is not None:
+                rows.append((rules, width, depth, interval.low, interval.high))
+    kinds = {"rules": pl.String, "width": pl.Int64, "depth": pl.Int64}
+    return pl.DataFrame(rows, schema=kinds | {"savings_low": pl.Float64, "savings_high": pl.Float64}, orient="row")
 
 
 def size_names(parameters: Sequence[int]) -> dict[int, str]:
@@ -120,7 +141,7 @@ def savings_grow(means: pl.DataFrame, base_depth: int) -> tuple[Agreement, str]:
     if both["depth"].n_unique() < 3:
         return UNSEEN, "too few shapes deeper than the base were run to an end under both muP and CompleteP"
     saved = both["savings"].to_numpy()
-    trend = slope(both["depth"].log(2).to_numpy(), saved)
+    trend = slope(both["depth"].log(2).to_numpy(), saved)  # its sign does not depend on b
     sentence = (
         f"at the shapes deeper than the base CompleteP saves {100 * saved.min():.0f} to {100 * saved.max():.0f} % "
         f"of muP's FLOPs, {100 * saved[-1]:.0f} % at depth {both['depth'][-1]}; per doubling of depth that changes by "

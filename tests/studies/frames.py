@@ -45,13 +45,15 @@ def dynamics_frame(ends):
     return pl.DataFrame(rows)
 
 
-def shape_frame(penalty):
+def shape_frame(penalty, sizes=2):
     """Loss on a law, plus a bowl in log N:L, plus what muP loses with depth."""
     rows = []
-    for size, shapes in (
+    families = (
         (50e3, ((16, 16), (32, 4), (48, 2), (64, 1))),
         (400e3, ((32, 32), (64, 8), (96, 4), (128, 2))),
-    ):
+        (3.2e6, ((64, 64), (128, 16), (192, 8), (256, 4))),
+    )
+    for size, shapes in families[:sizes]:
         for (width, depth), (rules, lost) in product(shapes, penalty.items()):
             flops = 1e12 * (size / 50e3) ** 2
             loss = (flops / 1e18) ** -0.06 * (

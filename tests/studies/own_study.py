@@ -6,8 +6,8 @@ import polars as pl
 from completep.config import GPTConfig, Hyperparameters, Run, Schedule
 from completep.report import charts
 from completep.report.document import Figure
-from completep.studies.design import Experiment, Outcome, Sweep, listed
-from completep.studies.judging import finished
+from completep.studies.design import UNSEEN, Agreement, Experiment, Outcome, Sweep, listed
+from completep.studies.judging import by_seed, finished, gap
 from completep.studies.scale import Scale
 from completep.sweep.task import Point
 
@@ -19,9 +19,12 @@ def run(scale: Scale, point: Point) -> Run:
 
 
 def find(experiment: Experiment, frame: pl.DataFrame) -> Outcome[None]:
-    table = finished(frame).select("steps", "loss").sort("steps")
-    falls = table["loss"][-1] < table["loss"][0]
-    return Outcome("agrees" if falls else "does not agree", f"the loss ends at {table['loss'][-1]:.3f}", table, None)
+    runs = finished(frame)
+    table = runs.group_by("steps").agg(loss=pl.col("loss").mean()).sort("steps")
+    fewest, most = (by_seed(runs.filter(pl.col("steps") == table["steps"][i])) for i in (0, -1))
+    fall = gap(most, fewest)  # log of the ratio, with an interval over seeds
+    agreement: Agreement = "agrees" if fall.low > 0 else "does not agree" if fall.high < 0 else UNSEEN
+    return Outcome(agreement, f"the loss ends at {table['loss'][-1]:.3f}", table, None)
 
 
 def draw(experiment: Experiment, frame: pl.DataFrame, outcome: Outcome[None]) -> list[Figure]:
@@ -34,7 +37,7 @@ STUDY = listed(
         name="own-steps",
         question="Do more steps lower the loss?",
         claim="They do.",
-        axes={"laptop": {"steps": (2, 20), "seed": (0,)}, "paper": {"steps": (2, 20), "seed": (0,)}},
+        axes={"laptop": {"steps": (2, 20), "seed": (0, 1)}, "paper": {"steps": (2, 20), "seed": (0, 1)}},
         run=run,
         find=find,
         draw=draw,

@@ -2,13 +2,14 @@
 
 import math
 
+import numpy as np
 import polars as pl
 import pytest
 
 from completep.errors import UserError
 from completep.studies import demo, judging, shape
 from completep.studies.coordinates import conclude
-from completep.studies.design import UNSEEN
+from completep.studies.design import ONE_SEED, UNSEEN, Outcome, with_seeds
 from completep.studies.downstream import STUDY as DOWNSTREAM
 from completep.studies.dynamics import STUDY as DYNAMICS
 from completep.studies.eps_transfer import STUDY as EPS
@@ -16,6 +17,7 @@ from completep.studies.horizon import STUDY as HORIZON
 from completep.studies.lr_transfer import STUDY as LR
 from completep.studies.lr_transfer_compute_optimal import STUDY as OPTIMAL
 from completep.studies.lr_wd_grid import STUDY as GRID
+from completep.studies.run import study_named
 from completep.studies.scale import LAPTOP
 from completep.studies.shape import STUDY as SHAPE
 from completep.studies.tau import STUDY as TAU
@@ -28,6 +30,7 @@ from tests.studies.frames import (
     tau_frame,
     transfer_frame,
 )
+from tests.studies.test_results import RESULTS
 
 
 def find(study, frame):
@@ -86,8 +89,107 @@ def test_optimal_transfer_ranks_at_the_bases_best():
         ({"mup": math.inf, "completep": math.nan}, UNSEEN),
     ],
 )
-def test_ranking(losses, agreement):
-    assert judging.ranking(losses, "here")[0] == agreement
+def test_ranking_of_one_seed(losses, agreement):
+    assert judging.ranking({r: x if x is None else {0: x} for r, x in losses.items()}, "here")[0] == agreement
+
+
+def test_ranking_compares_seed_by_seed():
+    """A small gap that every seed has is told from noise; the same mean gap with seeds that disagree is not."""
+    ours = {0: 2.00, 1: 2.04, 2: 1.98}
+    alike = {seed: loss + 0.004 + 0.0005 * seed for seed, loss in ours.items()}
+    assert judging.ranking({"mup": alike, "completep": ours}, "")[0] == "agrees"
+    assert judging.ranking({"mup": ours, "completep": alike}, "")[0] == "does not agree"
+    mixed = dict(zip(ours, (2.06, 2.00, 1.975), strict=True))
+    assert sum(mixed.values()) > sum(ours.values())
+    assert judging.ranking({"mup": mixed, "completep": ours}, "")[0] == UNSEEN
+    # Gaps are from common seeds only, and all others must be above.
+    assert judging.ranking({"mup": alike | {7: 1.0}, "completep": ours | {8: 9.0}}, "")[0] == "agrees"
+    assert judging.ranking({"mup": alike, "alpha=0.5": mixed, "completep": ours}, "")[0] == UNSEEN
+
+
+def test_more_comparisons_need_more():
+    """Bonferroni: the interval of one of ten comparisons is wider than that of a single one."""
+    ours, others = {0: 2.0, 1: 2.0, 2: 2.0}, {0: 2.1, 1: 2.12, 2: 2.14}
+    one, ten = judging.gap(ours, others), judging.gap(ours, others, tests=10)
+    assert ten.low < one.low < one.high < ten.high
+    changes = [math.log(others[s] / ours[s]) for s in ours]
+    centre, error = sum(changes) / 3, pl.Series(changes).std() / 3**0.5
+    assert (one.low, one.high) == pytest.approx((centre - 2.920 * error, centre + 2.920 * error), rel=1e-3)
+
+
+FRAMES = {
+    "lr-transfer": transfer_frame({"mup": -0.5, "alpha=0.5": 0.5, "completep": 0.0}, seeds=1),
+    "lr-transfer-compute-optimal": transfer_frame({"mup": -0.5, "alpha=0.5": 0.5, "completep": 0.0}, seeds=1),
+    "eps-transfer": eps_frame({"completep": {2: 1e-4, 16: 1e-4}, "flat-eps=1": {2: 1e-4, 16: 1e-5}}),
+    "dynamics": dynamics_frame({"mup": {2: 2.0, 8: 2.1}, "completep": {2: 2.0, 8: 1.8}}),
+    "shape": shape_frame({"mup": 0.004, "completep": 0.0}),
+    "tau": tau_frame({"mup": 0.5, "completep": -0.4}),
+    "lr-wd-grid": grid_frame(-1.0),
+    "downstream": downstream_frame({"mup": 50.0, "completep": 52.0}),
+}
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_one_seed_never_agrees(name):
+    study, frame = study_named(name), FRAMES[name]
+    one = study.outcome(study.at(LAPTOP), frame)
+    assert one.agreement in (ONE_SEED, UNSEEN)
+    if name != "lr-transfer":  # it says nothing at all without intervals
+        assert study.find(study.at(LAPTOP), frame).agreement == "agrees"
+        assert "one seed" in one.sentence
+
+
+def test_two_seeds_may_agree_and_one_may_disagree():
+    frame = eps_frame({"completep": {2: 1e-4, 16: 1e-4}, "flat-eps=1": {2: 1e-4, 16: 1e-5}})
+    several = pl.concat([frame.with_columns(seed=pl.lit(s), loss=pl.col("loss") * (1 + 0.01 * s)) for s in (0, 1, 2)])
+    assert EPS.outcome(EPS.at(LAPTOP), several).agreement == "agrees"
+    off = tau_frame({"mup": 0.5, "completep": 2.0})
+    assert TAU.outcome(TAU.at(LAPTOP), off).agreement == "does not agree"
+
+
+def test_a_measurement_of_one_seed_never_agrees():
+    study = study_named("laziness").at(LAPTOP)
+    outcome = Outcome("agrees", "slopes", pl.DataFrame(), None)
+    assert with_seeds(outcome, 1).agreement == ONE_SEED
+    assert with_seeds(outcome, 2) is outcome
+    one = study.narrowed({"seed": [0]})
+    frame = pl.read_csv(RESULTS / "laziness" / "runs.csv")
+    assert study.study.outcome(study, frame).agreement == "agrees"
+    assert one.study.outcome(one, frame).agreement == ONE_SEED
+
+
+def noisy(frame, spread, seeds=3):
+    """The same runs with several seeds, whose losses differ by `spread` independently of each other."""
+    rng = np.random.default_rng(0)
+    luck = [np.exp(spread * rng.standard_normal(frame.height)) for _ in range(seeds)]
+    return pl.concat([frame.with_columns(seed=pl.lit(s), loss=frame["loss"] * x) for s, x in enumerate(luck)])
+
+
+@pytest.mark.parametrize("name", ["eps-transfer", "tau"])
+def test_noise_hides_an_agreement(name):
+    study = study_named(name)
+    quiet, loud = (study.outcome(study.at(LAPTOP), noisy(FRAMES[name], spread)) for spread in (1e-4, 0.5))
+    assert quiet.agreement == "agrees"
+    assert loud.agreement != "agrees"
+
+
+def test_deeper_is_better_only_beyond_the_noise():
+    frame = transfer_frame({"mup": -0.5, "alpha=0.5": 0.5, "completep": 0.0}, deepening=0.002, noise=0.005, regret=0.5)
+    found = find(LR, frame)
+    assert found.detail[-1].deeper == "unclear"
+    assert found.agreement == "agrees in part"
+    assert "cannot be told from the noise" in found.sentence
+    curves = dynamics_frame({"mup": {2: 2.0, 8: 2.1}, "completep": {2: 2.0, 8: 1.9}})
+    assert "2 → 8 alike" in find(DYNAMICS, noisy(curves, 0.05)).sentence.split("CompleteP")[1]
+    assert "2 → 8 better" in find(DYNAMICS, noisy(curves, 1e-5)).sentence.split("CompleteP")[1]
+
+
+def test_savings_have_intervals_where_there_are_seeds():
+    frame = shape_frame({"mup": 0.004, "completep": 0.0}, sizes=3)
+    assert find(SHAPE, frame).table["savings_low"].null_count() == frame.height
+    table = find(SHAPE, noisy(frame, 1e-3)).table.filter(pl.col("rules") == "completep")
+    assert table["savings_low"].null_count() == 0
+    assert ((table["savings_low"] < table["savings"]) & (table["savings"] < table["savings_high"])).all()
 
 
 def test_eps():
@@ -201,17 +303,16 @@ def test_what_was_not_tried_is_not_what_diverged():
 
 
 def test_the_demo_compares_at_one_depth():
+    """One seed can fail, but neither pass nor agree."""
     frame = transfer_frame({"mup": -0.5, "completep": 0.0}, seeds=1)
-    whole = find(demo.DEMO, frame)
-    assert whole.agreement == "agrees"
+    whole = demo.DEMO.outcome(demo.DEMO.at(LAPTOP), frame)
+    assert whole.agreement == ONE_SEED
     assert "at depth 32" in whole.sentence
+    assert {t.rules: t.word for t in whole.detail} == {"mup": "FAIL", "completep": "INCONCLUSIVE"}
     without = frame.filter((pl.col("rules") != "completep") | (pl.col("depth") < 32))
     assert find(demo.DEMO, without).agreement == UNSEEN
-    # Better than the base at 32 layers, but not than 8: one half of the claim.
-    lower = (pl.col("rules") == "completep") & (pl.col("depth") == 8)
-    dip = frame.with_columns(loss=pl.when(lower).then(pl.col("loss") * 0.9).otherwise("loss"))
-    assert find(demo.DEMO, dip).agreement == "agrees in part"
-    assert "not better throughout" in find(demo.DEMO, dip).sentence
+    swapped = frame.with_columns(rules=pl.col("rules").replace({"mup": "completep", "completep": "mup"}))
+    assert find(demo.DEMO, swapped).agreement == "does not agree"
 
 
 def test_diverged_curves_count():

@@ -49,9 +49,12 @@ def test_from_python(tmp_path):
     assert "<svg" in result._repr_html_()
     assert result.to_json()["study"] == "own-steps"
     again = study(own_study.STUDY, values={"steps": [2, 10]}, out=str(tmp_path))
-    assert again.conducted.present == 2  # nothing is done twice
+    assert again.conducted.present == 4  # nothing is done twice
     assert again.to_json() == result.to_json()
     assert repr(result) == "<StudyResult: agrees>"
+    one = study("own-steps", values={"steps": [2, 10], "seed": [0]}, out=tmp_path)
+    assert (one.verdict, one.conducted.present) == ("one seed cannot tell", 2)
+    assert str(one).startswith("One seed cannot tell. Here: the loss ends at")
     assert pickle.loads(pickle.dumps(result)).to_json() == result.to_json()
     for wrong in ({"search": "nope"}, {"engine": "nope"}, {"scale": "nope"}):
         with pytest.raises(UserError, match="'nope'"):
@@ -73,7 +76,7 @@ def test_a_plain_script_needs_no_main_guard(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import completep as cp\nfrom tests.studies.own_study import STUDY\n"
-        f"print(cp.study(STUDY, values={{'steps': [2, 4]}}, out={str(tmp_path / 'runs')!r}).verdict)\n"
+        f"print(cp.study(STUDY, values={{'steps': [2, 10]}}, out={str(tmp_path / 'runs')!r}).verdict)\n"
     )
     ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=ROOT, check=False,
                          env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip

@@ -20,8 +20,8 @@ def outcome(name):
     study = study_named(name)
     if name == "coordinates":
         stream, roles = (pl.read_csv(RESULTS / name / f"{frame}.csv") for frame in ("stream", "roles"))
-        return study, study.find(study.at(LAPTOP), Coordinates(Shape(64, 2), stream, roles))
-    return study, study.find(study.at(LAPTOP), pl.read_csv(RESULTS / name / "runs.csv", infer_schema_length=None))
+        return study, study.outcome(study.at(LAPTOP), Coordinates(Shape(64, 2), stream, roles))
+    return study, study.outcome(study.at(LAPTOP), pl.read_csv(RESULTS / name / "runs.csv", infer_schema_length=None))
 
 
 def same(published, computed):

@@ -176,12 +176,11 @@ def test_values_keep_their_axis_type():
 
 def test_coordinates_at_the_papers_scale_are_the_papers(monkeypatch):
     """Experiment table: σ 0.06, η 2e-3, λ 0, B 4, 10 steps, 82K tokens, so T = 2048."""
+    from completep.measure import grid
     from completep.studies import coordinates
 
     asked = {}
-    monkeypatch.setattr(
-        coordinates, "coordinate_check", lambda source, rules, shapes, setting, **_: asked.update(locals())
-    )
+    monkeypatch.setattr(grid, "coordinate_check", lambda source, rules, shapes, setting, **_: asked.update(locals()))
     coordinates.STUDY.measure(coordinates.STUDY.at(PAPER), 1, None)
     s = asked["setting"]
     assert (s.std, s.lr, s.weight_decay, s.batch, s.steps) == (0.06, 2e-3, 0, 4, 10)

@@ -90,7 +90,7 @@ def test_the_list_names_every_study(capsys):
         (("study", "lr-transfer", "--scale", "paper"), "needs the paper's amount of text", "as data"),
         (("study", "shape", "--search", "bracket"), "no curve with a minimum", "search='grid'"),
         (("study", "lr-transfer", "--workers", "0"), "workers=0", "leave workers out"),
-        (("study", "lr-transfer", "--micro-batch", "0"), "micro_batch=0", "leave them out"),
+        (("study", "lr-transfer", "--micro-batch", "0"), "micro_batch=0", "give a positive micro_batch"),
         (("study", "tau", "--set", "tau=0"), "tau=0", "positive"),
         (("study", "lr-transfer-compute-optimal", "--set", "lr=0"), "lr=0", "positive"),
         (("study", "lr-transfer", "--address", "x:1"), "address='x:1' is for Ray", "engine ray"),
@@ -203,7 +203,8 @@ def test_a_folder_that_is_a_file_is_an_error(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     code, _, said = run(capsys, "study", "lr-transfer", *FEW, "--out", tmp_path / "file")
     assert code == 2
-    assert "cannot write" in said
+    assert "cannot create the folder" in said
+    assert "Not a directory" in said
 
 
 def test_brackets_in_a_failed_runs_output_stay_brackets(tmp_path, capsys):
