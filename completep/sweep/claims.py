@@ -99,6 +99,7 @@ class Claim:
     name: str = field(default_factory=lambda: uuid.uuid4().hex)
     descriptor: int = -1
     over: threading.Event = field(default_factory=threading.Event)
+    thread: threading.Thread | None = None
 
     def take(self) -> bool:
         """Create the file, unless there is one. A link is atomic on NFS too, and never overwrites."""
@@ -139,7 +140,10 @@ class Claim:
             return True
 
     def release(self) -> None:
+        """Stop the heartbeat first: it takes a removed file for a lost claim, and a closed descriptor may be reused."""
         self.over.set()
+        if self.thread is not None:
+            self.thread.join()
         if self.descriptor < 0:
             return
         if self.mine():

@@ -29,8 +29,13 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(claims, "BEAT", 0.1)
-    monkeypatch.setattr(claims, "STALE", 1.5)
+    monkeypatch.setattr(claims, "STALE", 60)  # a live claim may be slow to beat on a loaded machine
     monkeypatch.setattr(claims, "LOOK", 0.02)
+
+
+@pytest.fixture
+def dead_soon(monkeypatch):
+    monkeypatch.setattr(claims, "STALE", 1.5)
 
 
 def heartbeat_store(folder):
@@ -93,7 +98,7 @@ def test_a_live_claim_is_not_taken_whatever_its_time_says(tmp_path, skew):
 
 
 @pytest.mark.parametrize("skew", [-1e6, 0, 1e6])
-def test_a_dead_claim_is_taken_whatever_its_time_says(tmp_path, skew):
+def test_a_dead_claim_is_taken_whatever_its_time_says(tmp_path, skew, dead_soon):
     path = tmp_path / "x.claim"
     dead = Claim(path)
     assert dead.take()  # and it never beats
@@ -107,13 +112,14 @@ def test_a_dead_claim_is_taken_whatever_its_time_says(tmp_path, skew):
         assert path.exists()
 
 
-def test_many_want_a_dead_claim_and_one_gets_it(tmp_path):
+def test_many_want_a_dead_claim_and_one_gets_it(tmp_path, monkeypatch, dead_soon):
     path, got, hold = tmp_path / "x.claim", [], threading.Event()
     assert Claim(path).take()
 
     def want():
         with beating(path) as mine:
             if mine is not None:
+                monkeypatch.setattr(claims, "STALE", 60)
                 got.append(mine)
                 hold.wait(10)
 
@@ -128,6 +134,27 @@ def test_many_want_a_dead_claim_and_one_gets_it(tmp_path):
     for t in threads:
         t.join()
     assert len(got) == 1
+
+
+def test_a_release_in_the_middle_of_a_heartbeat_is_no_loss(tmp_path, monkeypatch):
+    """A heartbeat that is being written while its owner finishes must not take the removed file for a lost claim."""
+    path, writing, signals = tmp_path / "x.claim", threading.Event(), []
+
+    def slow_disk(descriptor):
+        writing.set()
+        deadline = time.monotonic() + 0.5
+        while path.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    monkeypatch.setattr(claims.os, "fsync", slow_disk)
+    monkeypatch.setattr(claims.os, "kill", lambda *words: signals.append(words))
+    before = threading.active_count()
+    with beating(path) as mine:
+        assert mine is not None
+        assert writing.wait(30)
+    assert not path.exists()
+    assert threading.active_count() == before
+    assert signals == []
 
 
 def test_an_owner_that_lost_its_claim_stops(tmp_path):
