@@ -66,8 +66,7 @@ VARIATIONS = (
 def text_batch(step, *, time, seed):
     """Python's source as bytes, another part for every number."""
     size = 16 * (time + 1)
-    start = (1000 * seed + step) * size
-    tokens = python_bytes(start + size)[start:].view(16, time + 1)
+    tokens = python_bytes(size, (1000 * seed + step) * size).view(16, time + 1)
     return tokens[:, :-1], tokens[:, 1:]
 
 

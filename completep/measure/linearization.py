@@ -163,7 +163,7 @@ def transformer_block(
     scaling = parametrize(model, base=lambda: gpt(width, base_depth, 256, head_size=16), rules=rules)
     model.double()
     scaling.init_(std, seed=seed)
-    tokens = python_bytes((seed + 1) * 4 * 33)[seed * 4 * 33 :].view(4, 33)
+    tokens = python_bytes(4 * 33, seed * 4 * 33).view(4, 33)
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
     block = model.blocks[depth // 2]
     named = dict(block.named_parameters())

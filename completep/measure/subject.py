@@ -478,7 +478,7 @@ def _checked(factory: Callable[..., object], step: int) -> Batch:
 
 def _text(vocabulary: int, batch: int, time: int, number: int) -> tuple[Tensor, Tensor]:
     size = batch * (time + 1)
-    tokens = python_bytes((number + 1) * size)[number * size :].view(batch, time + 1) % vocabulary
+    tokens = python_bytes(size, number * size).view(batch, time + 1) % vocabulary
     return tokens[:, :-1], tokens[:, 1:]
 
 
@@ -495,6 +495,7 @@ def _library() -> Tensor:
     return torch.frombuffer(bytearray(b"".join(p.read_bytes() for p in paths)), dtype=torch.uint8)
 
 
-def python_bytes(count: int) -> Tensor:
+def python_bytes(count: int, start: int = 0) -> Tensor:
+    """Bytes of the standard library as token ids. After its last byte comes its first."""
     text = _library()
-    return text[torch.arange(count) % len(text)].long()
+    return text[torch.arange(start, start + count) % len(text)].long()

@@ -193,6 +193,7 @@ def test_a_users_file_is_executed_once_and_its_base_built_once_per_run(tmp_path)
 def test_the_text_is_real_and_the_same_every_time():
     data = python_bytes(5000)
     assert torch.equal(data, python_bytes(9000)[:5000])
+    assert torch.equal(data[3000:], python_bytes(2000, 3000))
     assert len(data.unique()) > 40
     assert b"import" in bytes(data.tolist())
 
