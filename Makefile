@@ -11,6 +11,9 @@ BIN    := $(VENV)/bin
 WORKERS = $$($(BIN)/python -c 'import os; print((os.cpu_count() or 1) + 1)')  # tests often wait for other processes
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
+# Hundreds of tests start Python: without bytecode each of them compiles the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo check test fuzz lint docs bench clean
 
 demo: $(VENV)/.core

@@ -72,6 +72,7 @@ def test_explain_with_a_base_shape(file, capsys):
     assert json.loads(capsys.readouterr().out) == by_shape
 
 
+@pytest.mark.slow
 def test_audit_exit_codes(file, capsys):
     assert main(["audit", f"{file}:right", *SIZES]) == 0
     assert "PASS" in capsys.readouterr().out

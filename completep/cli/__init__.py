@@ -9,7 +9,7 @@ plan.py       plan
 train.py      prepare, train
 tune.py       tune, tune status
 worker.py     worker
-study.py      study, study status, report, demo
+study.py      study, study status, study pack and unpack, report, demo
 evaluate.py   evaluate, export
 """
 
@@ -31,7 +31,7 @@ from completep.cli.evaluate import evaluate, export
 from completep.cli.plan import plan
 from completep.cli.rules import audit, explain
 from completep.cli.shared import console
-from completep.cli.study import demo, report, study, study_status
+from completep.cli.study import demo, report, study, study_pack, study_status, study_unpack
 from completep.cli.train import prepare, train
 from completep.cli.tune import tune, tune_status
 from completep.cli.worker import worker
@@ -67,6 +67,8 @@ LONGER: dict[tuple[str, str], Callable[..., int]] = {
     ("check", "laziness"): check_laziness,
     ("check", "transfer"): check_transfer,
     ("study", "status"): study_status,
+    ("study", "pack"): study_pack,
+    ("study", "unpack"): study_unpack,
     ("tune", "status"): tune_status,
 }
 

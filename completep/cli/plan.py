@@ -54,7 +54,7 @@ def plan(
         mfu: share of the peak that training reaches.
         max_width: widest model that fits, for memory.
         max_depth: deepest model that is fast enough, for latency.
-        head_size: of every attention head; by default that of --from, else 64.
+        head_size: of every attention head; by default that of --from, else 64, or less so that there are four heads.
         vocabulary: tokens in the vocabulary; by default that of --from, else 50257.
         sequence: tokens per sequence; by default that of --from, else 2048.
         tpp: tokens per parameter.

@@ -34,9 +34,22 @@ def console(stderr: bool = False) -> "Console":
 
 
 def print_json(value: object) -> None:
+    """Indented; the items of a list take a line each. For thousands of them json's own indentation takes too long."""
     from completep.report.document import strict
 
-    print(json.dumps(strict(value), indent=2, allow_nan=False))
+    content = strict(value)
+    if not isinstance(content, dict):
+        print(json.dumps(content, allow_nan=False))
+        return
+    entries = [f"  {json.dumps(name)}: {_indented(entry)}" for name, entry in content.items()]
+    print("{\n" + ",\n".join(entries) + "\n}")
+
+
+def _indented(entry: object) -> str:
+    if isinstance(entry, list) and entry:
+        lines = ",\n    ".join(json.dumps(item, allow_nan=False) for item in entry)
+        return f"[\n    {lines}\n  ]"
+    return json.dumps(entry, indent=2, allow_nan=False).replace("\n", "\n  ")
 
 
 def show(result: "Result", as_json: bool, out: Path | None = None) -> None:

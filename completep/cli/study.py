@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from completep.cli.shared import Words, console, progress_bar, show
+from completep.cli.shared import Words, console, print_json, progress_bar, show
 
 ScaleName = Literal["laptop", "paper"]
 
@@ -126,6 +126,55 @@ def study_status(
 
     show(run(scale=scale, data=data, out=out), json)
     return 0
+
+
+def study_pack(
+    file: Annotated[Positional[Path], arg(metavar="FILE")], /, out: Path = Path("runs"), json: bool = False
+) -> int:
+    """Write the finished runs of a store to one small file: settings, losses and curves, without weights.
+
+    Example: completep study pack results.gz
+
+    Args:
+        file: a new file.
+        out: where the runs are.
+        json: print JSON.
+    """
+    from completep.sweep.packing import pack
+    from completep.sweep.store import Store
+
+    count = pack(Store(out / "store"), file)
+    _say(
+        json, {"runs": count, "bytes": file.stat().st_size}, f"{count} runs, {file.stat().st_size / 1e3:.0f} kB: {file}"
+    )
+    return 0
+
+
+def study_unpack(
+    file: Annotated[Positional[Path], arg(metavar="FILE")], /, out: Path = Path("runs"), json: bool = False
+) -> int:
+    """Add the runs of a packed file to a store. What the store has already stays as it is.
+
+    Example: completep study unpack results.gz --out elsewhere
+
+    Args:
+        file: what `completep study pack` wrote.
+        out: the runs go into the folder `store` here.
+        json: print JSON.
+    """
+    from completep.sweep.packing import unpack
+    from completep.sweep.store import Store
+
+    unpacked = unpack(file, Store(out / "store"))
+    _say(json, vars(unpacked), f"{unpacked.new} new runs in {out / 'store'}; {unpacked.known} were there already")
+    return 0
+
+
+def _say(json: bool, content: dict[str, int], line: str) -> None:
+    if json:
+        print_json(content)
+    else:
+        console().print(line)
 
 
 def demo(

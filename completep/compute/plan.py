@@ -13,7 +13,16 @@ from completep import paper
 from completep.compute import flops as count
 from completep.compute.memory import Memory, memory
 from completep.compute.shapes import Limits, Quantity, Target, best_ratio, choose_shape
-from completep.config import GPTConfig, Hyperparameters, Run, Schedule, Shape, as_shape, run_from_json
+from completep.config import (
+    GPTConfig,
+    Hyperparameters,
+    Run,
+    Schedule,
+    Shape,
+    as_shape,
+    default_head_size,
+    run_from_json,
+)
 from completep.errors import UserError, choice
 from completep.files import read_text
 from completep.report.document import Document, Json, Part, Table, Text
@@ -233,7 +242,7 @@ def plan(
         mfu: share of the peak that training reaches.
         max_width: widest model that fits, for memory.
         max_depth: deepest model that is fast enough, for latency.
-        head_size: of every attention head; by default the tuned run's, else 64.
+        head_size: of every attention head; by default the tuned run's, else 64, or less so that there are four heads.
         vocabulary: tokens in the vocabulary; by default the tuned run's, else 50257.
         sequence: tokens per sequence; by default the tuned run's, else 2048.
         tpp: tokens per parameter.
@@ -276,7 +285,8 @@ def plan(
     wanted = None if tokens is None else parse_quantity(str(tokens), "tokens")
     if wanted is not None and wanted > MOST_TOKENS:
         raise UserError(f"tokens={tokens} is more text than there is", fix="check the number")
-    like = _like(tuned, head_size, vocabulary)
+    narrowest = min(width or paper.BASE.width, (start or paper.BASE).width)
+    like = _like(tuned, head_size, vocabulary, narrowest)
     length = sequence or (paper.SEQUENCE if tuned is None else tuned.sequence)
     limits = Limits(**{k: v for k, v in (("max_width", max_width), ("max_depth", max_depth)) if v is not None})
     model, shape_law = choose_shape(target, like, limits, tpp, length)
@@ -297,10 +307,10 @@ def plan(
     return planned
 
 
-def _like(tuned: Run | None, head_size: int | None, vocabulary: int | None) -> GPTConfig:
-    """A model one head wide, with everything but its shape."""
+def _like(tuned: Run | None, head_size: int | None, vocabulary: int | None, narrowest: int) -> GPTConfig:
+    """A model one head wide, with everything but its shape. Base and target have heads of one size."""
     if tuned is None:
-        size = head_size or paper.HEAD_SIZE
+        size = head_size or default_head_size(narrowest)
         return GPTConfig(size, 1, vocabulary or paper.VOCABULARY, size)
     size = head_size or tuned.model.head_size
     return replace(tuned.model, width=size, head_size=size, vocabulary=vocabulary or tuned.model.vocabulary)
@@ -382,6 +392,7 @@ def plan_shape(
     seed: int = 0,
 ) -> Plan:
     """The paper's compute-optimal recipe for one shape. What is None is the paper's."""
+    model.require_heads()
     eta, timescale = paper.LR if lr is None else lr, paper.TAU if tau is None else tau
     for name, value in (("lr", eta), ("tau", timescale), ("tpp", tpp)):
         if not value > 0:

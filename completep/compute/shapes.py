@@ -3,12 +3,13 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
 from completep import paper
 from completep.compute import flops
-from completep.config import GPTConfig
+from completep.config import LEAST_HEADS, GPTConfig
 from completep.errors import UserError
 from completep.stats import line
 from completep.units import parse_quantity
@@ -77,9 +78,13 @@ def choose_shape(target: Target, like: GPTConfig, limits: Limits, tpp: float, se
 
 def best_ratio(parameters: float) -> float:
     """The compute-optimal N:L at a non-embedding size: a power law through the paper's three best shapes."""
-    sizes, ratios = np.log(list(paper.BEST_RATIO)), np.log(list(paper.BEST_RATIO.values()))
-    exponent, intercept = line(sizes, ratios)
+    exponent, intercept = _ratio_law()
     return math.exp(intercept + exponent * math.log(parameters))
+
+
+@cache
+def _ratio_law() -> tuple[float, float]:
+    return line(np.log(list(paper.BEST_RATIO)), np.log(list(paper.BEST_RATIO.values())))
 
 
 def nearest_ratio(candidates: Iterator[GPTConfig], what: str, limits: Limits) -> GPTConfig:
@@ -127,12 +132,13 @@ def shapes_for_flops(budget: float, like: GPTConfig, limits: Limits, tpp: float,
 
 
 def _widths(like: GPTConfig, limits: Limits) -> range:
-    if limits.max_width < like.head_size:
+    least = LEAST_HEADS * like.head_size
+    if limits.max_width < least:
         raise UserError(
-            f"max_width={limits.max_width} is less than one head of {like.head_size}",
+            f"max_width={limits.max_width} is less than {LEAST_HEADS} heads of {like.head_size}",
             fix="raise max_width or lower head_size",
         )
-    return range(like.head_size, limits.max_width + 1, like.head_size)
+    return range(least, limits.max_width + 1, like.head_size)
 
 
 def gpu_flops(hours: float, peak: float, mfu: float) -> float:

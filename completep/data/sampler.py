@@ -114,15 +114,17 @@ def _mixed(x: Indices) -> Indices:
     return x ^ (x >> np.uint64(31))
 
 
-def validation_batches(corpus: Corpus, sequence: int, batch: int, count: int) -> list[Batch]:
-    """The first `count` batches of the validation split, in order, so that every evaluation uses the same tokens.
+def validation_batches(corpus: Corpus, sequence: int, batch: int, tokens: int) -> list[Batch]:
+    """About `tokens` tokens of the validation split, in windows at equal distances, so that all documents count.
 
-    A short split gives fewer batches, and the last batch may have fewer rows.
+    They do not depend on the batch, so that runs with different batches are scored on the same tokens. A short split
+    is used whole. The last batch may have fewer rows.
     """
-    _at_least_one(batch=batch, count=count)
+    _at_least_one(batch=batch, tokens=tokens)
     windows = Windows(corpus, "validation", sequence)
-    last = min(count * batch, windows.count)
-    return [windows.read(np.arange(i, min(i + batch, last))) for i in range(0, last, batch)]
+    rows = min(-(-tokens // sequence), windows.count)
+    chosen = np.arange(rows) * windows.count // rows
+    return [windows.read(chosen[i : i + batch]) for i in range(0, rows, batch)]
 
 
 def _at_least_one(**numbers: int) -> None:

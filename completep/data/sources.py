@@ -1,6 +1,7 @@
-"""Sources (files, folders, hf:…, python) → pieces of input → units of work."""
+"""Sources (files, folders, hf:…, python, torch) → pieces of input → units of work."""
 
 import importlib
+import importlib.util
 import os
 import stat
 import sysconfig
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
+from completep.config import BUILTIN
 from completep.errors import UserError, some
 
 TEXT_BYTES = 16 * 2**20  # small text files are grouped up to this size, so that there are few shards
@@ -38,7 +40,9 @@ class Piece:
 def units(sources: Sequence[str], text_field: str) -> list[tuple[Piece, ...]]:
     """The units of work. They depend on the inputs alone, not on the number of workers."""
     if not sources:
-        raise UserError("no sources are given", fix="name text files, folders, .jsonl, .parquet, hf:NAME or python")
+        raise UserError(
+            "no sources are given", fix="name text files, folders, .jsonl, .parquet, hf:NAME, python or torch"
+        )
     try:
         groups = list(_grouped(piece for source in sources for piece in _pieces(source, text_field)))
     except OSError as error:  # a broken link, a loop of links, no permission
@@ -50,8 +54,8 @@ def units(sources: Sequence[str], text_field: str) -> list[tuple[Piece, ...]]:
 
 
 def _pieces(source: str, text_field: str) -> Iterator[Piece]:
-    if source == "python":
-        return (piece for path in python_sources() for piece in _file_pieces(path, text_field))
+    if source in BUILTIN:
+        return (piece for path in library_sources(source)[1] for piece in _file_pieces(path, text_field))
     if source.startswith("hf:"):
         return iter([_hub_piece(source)])
     path = Path(source)
@@ -60,16 +64,22 @@ def _pieces(source: str, text_field: str) -> Iterator[Piece]:
     if not path.is_file():
         raise UserError(
             f"there is no file or folder {source!r}",
-            fix="check the name; hf:NAME is a Hugging Face data set, python is the built-in corpus",
+            fix="check the name; hf:NAME is a Hugging Face data set, python and torch are the built-in corpora",
         )
     if path.stat().st_size == 0:
         raise UserError(f"{source} is empty", fix="leave it out")
     return _file_pieces(path, text_field)
 
 
-def python_sources() -> list[Path]:
-    """The source files of the running Python's standard library, about 11 MB."""
-    root = Path(sysconfig.get_path("stdlib"))
+def library_sources(source: str) -> tuple[Path, list[Path]]:
+    """(folder, its Python files) of the running Python's standard library, or of the installed torch."""
+    if source == "python":
+        root = Path(sysconfig.get_path("stdlib"))
+    else:  # found without importing it, which takes seconds
+        found = importlib.util.find_spec(source)
+        if found is None or found.origin is None:
+            raise UserError(f"{source} is not installed", fix="use python, the other built-in corpus")
+        root = Path(found.origin).parent
     bundled = root / "ensurepip" / "_bundled"
     sources: list[Path] = []
     for parent, folders, files in os.walk(root):
@@ -78,7 +88,7 @@ def python_sources() -> list[Path]:
         sources += [here / name for name in files if name.endswith(".py")]
     if not sources:
         raise UserError(f"this Python has no library sources under {root}", fix="use text files of your own")
-    return sorted(sources)
+    return root, sorted(sources)
 
 
 def _files_below(folder: Path) -> list[Path]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from completep import paper
-from completep.config import Run
+from completep.config import BUILTIN, Run
 from completep.data.tokenizer import Tokenizer, load_tokenizer
 from completep.errors import UserError
 from completep.model.gpt import GPT
@@ -47,7 +47,7 @@ def longest_text(folder: Path, wanted: int | None) -> int:
 def run_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of the run's data: named in the run for the built-in corpus, else in the prepared folder."""
     run = run_of(folder)
-    if run.data.source == "python":
+    if run.data.source in BUILTIN:
         return load_tokenizer(run.data.tokenizer)
     try:
         return open_corpus(run.data).tokenizer()

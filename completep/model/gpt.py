@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from completep.config import GPTConfig
+from completep.config import GPTConfig, default_head_size
 from completep.errors import UserError
 
 
@@ -220,9 +220,12 @@ class GPT(nn.Module):
 
 
 def gpt(width: int = 256, depth: int = 2, vocabulary: int = 50257, **options: object) -> GPT:
-    """The reference decoder from its sizes: `gpt(width=1024, depth=24)`."""
+    """The reference decoder from its sizes: `gpt(width=1024, depth=24)`. Heads have 64 dimensions, or fewer so that
+    there are at least four of them; to keep their size over widths, give `head_size`.
+    """
     known = set(GPTConfig.__dataclass_fields__)
     unknown = sorted(set(options) - known)
     if unknown:
         raise UserError(f"gpt() has no option {unknown[0]!r}", fix="options are " + ", ".join(sorted(known)))
+    options.setdefault("head_size", default_head_size(width))
     return GPT(GPTConfig(width=width, depth=depth, vocabulary=vocabulary, **options))  # type: ignore[arg-type]

@@ -236,10 +236,13 @@ class Rules:
 
         Two parameterizations with the same effect at a shape are the same run there.
         """
-        kept = self.keep(width=wider, depth=deeper)
-        rows = tuple((role, replace(rule, source="")) for role, rule in sorted(kept.columns[Column.ADAM].items()))
-        named = tuple(replace(row, rule=replace(row.rule, source="")) for row in kept.named)
-        return rows, named, tuple(getattr(kept, name) for name in FORWARD)
+
+        def left(rule: Rule) -> Rule:
+            return replace(rule.keep(width=wider, depth=deeper), source="")
+
+        rows = tuple((role, left(rule)) for role, rule in sorted(self.columns[Column.ADAM].items()))
+        named = tuple(replace(row, rule=left(row.rule)) for row in self.named)
+        return rows, named, tuple(getattr(self, name).keep(width=wider, depth=deeper) for name in FORWARD)
 
     def __repr__(self) -> str:
         return f"<rules {self.name}>"

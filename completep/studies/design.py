@@ -8,7 +8,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
@@ -32,6 +32,7 @@ Agreement = Literal[
 UNSEEN: Agreement = "cannot be seen at this scale"
 ONE_SEED: Agreement = "one seed cannot tell"
 Axes = Mapping[str, tuple[Value, ...]]
+BASE_PREFIX = "base_"  # of what is tuned at the base, among the axes that can be set
 Detail = TypeVar("Detail")
 Measured = TypeVar("Measured")
 
@@ -72,6 +73,7 @@ class Study(ABC):
     name: str
     question: str
     claim: str  # the paper's answer
+    decision: str  # what counts as agreement, written down before anything was run
     axes: Mapping[ScaleName, Axes]
 
     def __post_init__(self) -> None:
@@ -81,7 +83,11 @@ class Study(ABC):
     def at(self, scale: Scale, items: Path | None = None) -> "Experiment":
         if scale.name not in self.axes:
             raise UserError(f"{self.name} has no {scale.name} scale", fix=f"use {' or '.join(self.axes)}")
-        return Experiment(self, scale, self.axes[scale.name], items)
+        return Experiment(self, scale, self.axes[scale.name], items, self.tuned_values(scale))
+
+    def tuned_values(self, scale: Scale) -> Axes:
+        """What is tuned at the base first, with the values to try."""
+        return {}
 
     @property
     @abstractmethod
@@ -101,6 +107,7 @@ class Experiment:
     scale: Scale
     axes: Axes
     items: Path | None = None  # local items of downstream tasks, instead of the hub's
+    tuning: Axes = field(default_factory=dict)  # what is still to be tuned at the base: base_lr, base_std
 
     @property
     def name(self) -> str:
@@ -112,20 +119,28 @@ class Experiment:
 
     def narrowed(self, values: Mapping[str, Value | Sequence[Value]]) -> "Experiment":
         """With other values on some axes."""
-        axes = dict(self.axes)
+        axes, tuning = dict(self.axes), dict(self.tuning)
         for name, chosen in values.items():
-            if name not in axes:
-                close = difflib.get_close_matches(name, axes, 1)
+            known = tuning if name in tuning else axes
+            if name not in known:
+                close = difflib.get_close_matches(name, (*axes, *tuning), 1)
                 hint = f"did you mean {close[0]}? " if close else ""
                 raise UserError(
                     f"{self.name} has no axis {name!r}",
-                    fix=f"{hint}the axes are {', '.join(axes)}; for instance {_say(axes)}",
+                    fix=f"{hint}the axes are {', '.join((*axes, *tuning))}; for instance {_say(axes)}",
                 )
             several = [chosen] if isinstance(chosen, (str, int, float)) else list(chosen)
             if not several:
                 raise UserError(f"{name} has no values", fix=f"for instance {_say(axes)}")
-            axes[name] = tuple(dict.fromkeys(read_value(v, axes[name][0], name) for v in several))
-        return replace(self, axes=axes)
+            known[name] = tuple(dict.fromkeys(read_value(v, known[name][0], name) for v in several))
+        fixed = {name: values[0] for name, values in tuning.items() if len(values) == 1}
+        return replace(self, axes=axes, tuning=tuning).tuned_to(fixed)
+
+    def tuned_to(self, found: Mapping[str, Value]) -> "Experiment":
+        """With what was found at the base, or given."""
+        left = {name: values for name, values in self.tuning.items() if name not in found}
+        numbers = {name.removeprefix(BASE_PREFIX): float(value) for name, value in found.items()}
+        return replace(self, scale=replace(self.scale, **numbers), tuning=left)  # type: ignore[arg-type]
 
 
 def _say(axes: Axes) -> str:
@@ -169,6 +184,14 @@ def nothing_to_prepare(experiment: Experiment) -> None:
 Trained = Sequence[tuple[Mapping[str, Value], Training]]  # labels and task of every run
 
 
+@dataclass(frozen=True)
+class Tuning:
+    """What is tuned at the base before a study's own runs: by its own recipe, at its own horizon, with its seeds."""
+
+    point: Callable[[Scale], Point]  # the base on the axes of the study, with the scale's own η and σ; without a seed
+    values: Mapping[ScaleName, Axes]  # base_lr and base_std, each with the values to try
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sweep(Study, Generic[Detail]):
     """A training run at every point."""
@@ -183,6 +206,36 @@ class Sweep(Study, Generic[Detail]):
         None  # more to measure on a trained run; leaves files in its folder
     )
     read: Callable[[Experiment, Store, Trained], pl.DataFrame] | None = None  # the frame, where it is not one of losses
+    tuning: Tuning | None = None
+
+    def tuned_values(self, scale: Scale) -> Axes:
+        return {} if self.tuning is None else self.tuning.values.get(scale.name, {})
+
+    def tuning_trials(self, experiment: Experiment, how: How = HOW, ranks: int = 1) -> list[Trial]:
+        """The base under every combination of what is to be tuned there; none if nothing is left to tune."""
+        if self.tuning is None or not experiment.tuning:
+            return []
+        trials = []
+        for values in product(*experiment.tuning.values()):
+            chosen = dict(zip(experiment.tuning, values, strict=True))
+            scale = experiment.tuned_to(chosen).scale
+            for seed in experiment.axes["seed"]:
+                point = Point({**self.tuning.point(scale), "seed": seed})
+                trials.append(Trial(Point({**chosen, "seed": seed}), Training.of(self.run(scale, point), how, ranks)))
+        return trials
+
+    def tuned(self, experiment: Experiment, store: Store) -> "tuple[Experiment, pl.DataFrame]":
+        """With the values of the lowest mean loss over seeds, and the losses. Still untuned if runs are missing."""
+        trials = self.tuning_trials(experiment)
+        results = store.results(trial.task for trial in trials)
+        if not trials or any(trial.task.id not in results for trial in trials):
+            return experiment, pl.DataFrame()
+        found = (trial.task.loss(results[trial.task.id]) for trial in trials)
+        losses = [{**t.point, "loss": math.inf if x is None else x} for t, x in zip(trials, found, strict=True)]
+        frame = pl.DataFrame(losses, infer_schema_length=None)
+        means = frame.group_by(*experiment.tuning, maintain_order=True).agg(pl.col("loss").mean())
+        best = means.row(int(means["loss"].arg_min() or 0), named=True)
+        return experiment.tuned_to({name: best[name] for name in experiment.tuning}), means
 
     def describe(self) -> str:
         return "training runs"

@@ -10,7 +10,7 @@ from pathlib import Path
 import polars as pl
 
 from completep import __version__
-from completep.config import Run
+from completep.config import BUILTIN, Run
 from completep.report.document import Cell, Code, Document, Facts, Json, Part, Table, Text, Verdict
 from completep.report.result import Result
 from completep.rules.table import display_name
@@ -56,6 +56,7 @@ class StudyResult(Result):
         parts: list[Part] = [
             Verdict(conclusion.agreement, f"Here: {conclusion.sentence}."),
             Text(f"The paper: {study.claim}"),
+            Text(f"Decided before it was run: {study.decision}"),
             *conclusion.figures,
             Table.of_frame("Numbers", named(conclusion.table)),
             Facts("Settings", self.settings, page_only=True),
@@ -75,6 +76,7 @@ class StudyResult(Result):
             "study": study.name,
             "question": study.question,
             "claim": study.claim,
+            "decision": study.decision,
             "agreement": self.verdict,
             "sentence": self.conclusion.sentence,
             "table": self.table.to_dicts(),
@@ -129,8 +131,8 @@ def _text(value: Value) -> str:
 
 def _data(run: Run) -> str:
     name = Path(run.data.source).name or "not given"  # where it lies is nobody's business who reads the report
-    if name == "python":
-        name = f"Python's own source, as {run.data.tokenizer}"
+    if name in BUILTIN:
+        name = f"the sources of {'Python' if name == 'python' else name}, as {run.data.tokenizer}"
     return f"{name}, sha256 {(run.data.sha256 or '?')[:16]}"
 
 

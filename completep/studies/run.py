@@ -140,14 +140,29 @@ def study(
     store = Store(Path(out) / "store")
     store.open()
     chosen.prepare(experiment)
+    how = replace(HOW, micro_batch=micro_batch)
+    tuning = chosen.tuning_trials(experiment, how, ranks)
+    if tuning:
+        conduct(tuning, store, make_backend(engine, workers, address), watch=watch)
+    experiment, tuned = settled(chosen, experiment, store)
+    trials = chosen.trials(experiment, how, ranks)
     backend = make_backend(engine, workers, address)
-    trials = chosen.trials(experiment, replace(HOW, micro_batch=micro_batch), ranks)
     conducted = conduct(trials, store, backend, search=search, swept=chosen.swept, watch=watch)
     if chosen.after is not None:
         for trial in conducted.trials:
             if (store.result(trial.task) or {}).get("status") == "done":  # a diverged run has no weights
                 chosen.after(experiment, store.folder(trial.task))
-    return conclude_sweep(chosen, experiment, store, conducted.trials, command, conducted)
+    return conclude_sweep(chosen, experiment, store, conducted.trials, command, conducted, tuned)
+
+
+def settled(chosen: Sweep[Detail], experiment: Experiment, store: Store) -> tuple[Experiment, pl.DataFrame]:
+    """The experiment with what was tuned at the base, and the losses there."""
+    tuned, losses = chosen.tuned(experiment, store)
+    if tuned.tuning:
+        raise UserError(
+            f"the runs at the base that tune {' and '.join(tuned.tuning)} are not all done", fix="run the study again"
+        )
+    return tuned, losses
 
 
 def study_report(
@@ -169,7 +184,8 @@ def study_report(
     store = Store(Path(out) / "store")
     store.look()
     command = rerun_words(name, scale, values or {}, data, items, out)
-    return conclude_sweep(chosen, experiment, store, chosen.trials(experiment), command)
+    experiment, tuned = settled(chosen, experiment, store)
+    return conclude_sweep(chosen, experiment, store, chosen.trials(experiment), command, tuned=tuned)
 
 
 def conclude_sweep(
@@ -179,6 +195,7 @@ def conclude_sweep(
     trials: Sequence[Trial],
     command: Sequence[str],
     conducted: Conducted | None = None,
+    tuned: pl.DataFrame | None = None,
 ) -> StudyResult:
     frame = chosen.frame(experiment, store, trials)
     missing = missing_runs(chosen, store, trials, frame)
@@ -193,7 +210,8 @@ def conclude_sweep(
             so_far = f"{missing}. So far: {conclusion.sentence}"
             conclusion = replace(conclusion, agreement="not finished", sentence=so_far)
     runs = [trial.task.run for trial in trials if isinstance(trial.task, Training)]
-    return StudyResult(experiment, conclusion, {"runs": frame}, run_settings(runs), tuple(command), conducted)
+    frames = {"runs": frame} if tuned is None or tuned.is_empty() else {"runs": frame, "tuning": tuned}
+    return StudyResult(experiment, conclusion, frames, run_settings(runs), tuple(command), conducted)
 
 
 def missing_runs(chosen: Sweep[Detail], store: Store, trials: Sequence[Trial], frame: pl.DataFrame) -> str:
@@ -228,7 +246,7 @@ def study_plan(
         return StudyPlan(experiment, points, (), 0.0, TYPICAL_PACE, False, at_once)
     store = Store(Path(out) / "store")
     store.look()
-    trials = {trial.task.id: trial for trial in experiment.study.trials(experiment)}
+    trials = {trial.task.id: trial for trial in all_trials(experiment.study, experiment, store)}
     results = store.results(trial.task for trial in trials.values())
     lines: list[Mapping[str, Value]] = []
     paces, left = [], 0.0
@@ -246,6 +264,12 @@ def study_plan(
     return StudyPlan(experiment, points, tuple(lines), left, pace, bool(paces), at_once)
 
 
+def all_trials(chosen: Sweep[Detail], experiment: Experiment, store: Store) -> list[Trial]:
+    """Those that tune at the base, and the study's own. Until the base is tuned, these stand for as many others."""
+    tuned, _ = chosen.tuned(experiment, store)
+    return [*chosen.tuning_trials(experiment), *chosen.trials(tuned)]
+
+
 def study_status(*, scale: ScaleName = "laptop", data: Place | None = None, out: Place = "runs") -> StudyStatus:
     """How many runs of every study are done, diverged, running and missing."""
     store = Store(Path(out) / "store")
@@ -254,7 +278,7 @@ def study_status(*, scale: ScaleName = "laptop", data: Place | None = None, out:
     for name, chosen in known_studies().items():
         if isinstance(chosen, Sweep):
             experiment = chosen.at(on_data(SCALES[scale], data))
-            counts[name] = store.counts([trial.task for trial in chosen.trials(experiment)])
+            counts[name] = store.counts([trial.task for trial in all_trials(chosen, experiment, store)])
     return StudyStatus(f"{store.root}, {scale} scale", counts)
 
 

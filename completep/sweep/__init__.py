@@ -15,6 +15,7 @@ In: trials, each a point on some axes with its `Task`. Out: a store with one fol
     slurm.py     backend: an array job of workers on a SLURM cluster
     backends.py  a backend by its name
     training.py  a training run of the decoder as a task
+    packing.py   a store's results as one small file, without weights
     search.py    which trials to run: the whole grid, or a walk to each curve's minimum
     conduct.py   trials × search × engine, with progress reports
 """

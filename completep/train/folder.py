@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from completep.config import Run, plain, run_from_json, run_id, sealed, structure, unsealed
+from completep.config import BUILTIN, Run, plain, run_from_json, run_id, sealed, structure, unsealed
 from completep.errors import UserError, some
 from completep.files import lock, make_folder, read_text, sha256_of, write_new
 from completep.train.records import Result
@@ -35,7 +35,7 @@ def working_in(folder: Path) -> Iterator[None]:
 def read_run(path: Path) -> Run:
     """A run.json. A relative data folder is looked for beside the file, then where the command runs."""
     run = run_from_json(read_text(path), str(path))
-    if run.data.source in ("", "python"):
+    if run.data.source in ("", *BUILTIN):
         return run
     beside = path.parent / run.data.source
     return replace(run, data=replace(run.data, source=os.path.realpath(beside))) if beside.is_dir() else run
@@ -63,7 +63,7 @@ def claim(folder: Path, run: Run) -> None:
 
 def portable(run: Run, folder: Path) -> Run:
     """The run as its folder keeps it: prepared data is named relative to the folder, so that both can be moved."""
-    if run.data.source in ("", "python"):
+    if run.data.source in ("", *BUILTIN):
         return run
     relative = os.path.relpath(os.path.realpath(run.data.source), os.path.realpath(folder))
     return replace(run, data=replace(run.data, source=relative))

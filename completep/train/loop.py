@@ -31,7 +31,7 @@ from completep.train import speed
 from completep.train.checkpoint import Checkpoints, Manifest, barrier
 from completep.train.distributed import World, agree, join, mean, shard, syncing
 from completep.train.export import export
-from completep.train.folder import CHECKPOINTS, METRICS, claim, finished, working_in, write_result
+from completep.train.folder import CHECKPOINTS, METRICS, RUN, claim, finished, working_in, write_result
 from completep.train.fused import fuse
 from completep.train.records import NOTHING, EvalRecord, Metrics, Record, Result, Status, StepRecord
 from completep.train.schedule import lr_factor
@@ -59,6 +59,8 @@ def train(
     if (done := finished(folder, run)) is not None:
         tell(f"{folder} is done already")
         return done
+    if not (folder / RUN).exists():  # a run of an earlier version can still be resumed
+        run.model.require_heads()
     data = read_data(run, corpus)
     with working_in(folder) if world.first else nullcontext():
         if world.first:
@@ -183,7 +185,7 @@ def read_data(run: Run, corpus: Corpus) -> tuple[Sampler, list[Tensor]]:
         )
     corpus.verify_once()
     sampler = Sampler(corpus, "train", run.sequence, run.batch, run.seed)
-    validation = validation_batches(corpus, run.sequence, run.batch, run.evaluation.batches)
+    validation = validation_batches(corpus, run.sequence, run.batch, run.evaluation.tokens)
     return sampler, [torch.from_numpy(batch) for batch in validation]
 
 
@@ -264,13 +266,13 @@ def autocasting(how: How, world: World) -> Callable[[], AbstractContextManager[A
 def evaluation_loss(
     model: nn.Module, batches: list[Tensor], world: World, autocast: Callable[[], AbstractContextManager[Any]]
 ) -> float:
-    """Mean loss over the validation batches. Every rank computes all of them, so that no rank waits for another."""
+    """Mean loss over the validation tokens. Every rank computes all of it, so that no rank waits for another."""
     total = torch.zeros((), dtype=torch.float64)
     for batch in batches:
         moved = batch.to(world.device)
         with autocast():
-            total += model(moved[:, :-1], moved[:, 1:]).double().cpu()
-    return float(total / len(batches))
+            total += len(batch) * model(moved[:, :-1], moved[:, 1:]).double().cpu()
+    return float(total / sum(map(len, batches)))
 
 
 @dataclass

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from completep.config import Data, whole
+from completep.config import BUILTIN, Data, whole
 from completep.data.builtin import builtin_corpus
 from completep.data.corpus import Corpus, load_corpus
 from completep.errors import UserError
@@ -35,7 +35,7 @@ class How:
 
 def open_corpus(data: Data) -> Corpus:
     """The corpus of a run; an error if its content has changed since."""
-    corpus = builtin_corpus(data.tokenizer) if data.source == "python" else load_corpus(Path(data.source))
+    corpus = builtin_corpus(data.source, data.tokenizer) if data.source in BUILTIN else load_corpus(Path(data.source))
     if data.sha256 is not None and data.sha256 != corpus.sha256:
         raise UserError(
             f"the data of {data.source!r} has changed: sha256 {corpus.sha256[:12]}…, in the run {data.sha256[:12]}…",

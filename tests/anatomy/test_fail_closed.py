@@ -443,6 +443,7 @@ def test_a_factor_on_the_embedding_that_is_no_power_is_refused():
     assert set(scale(Odd, rules=SP)[1].factors()) == {"branch", "logits"}  # SP takes nothing out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["timm-vit", "timm-vit-average", "torchvision-vit"])
 def test_tokens_of_another_kind_are_no_factor(kind):
     """A class token stands beside those of the image."""

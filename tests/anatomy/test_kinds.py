@@ -279,6 +279,7 @@ class ManyListedBlock(ListedBlock):
     kind = ManyListed
 
 
+@pytest.mark.slow
 def test_a_list_of_experts_has_one_template_and_counts_as_one_fan_out():
     """Many of 32 experts get no token of the example: they have the roles of the others."""
     _, scaling = scaled([ManyListedBlock] * 4, [ListedBlock] * 2)

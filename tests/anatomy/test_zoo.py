@@ -24,6 +24,7 @@ def golden():
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ZOO)
 def test_explain_gives_every_parameter_its_role(name):
     _, scaling = scale(name)

@@ -259,7 +259,7 @@ BAD = [
     (["--flops", "1e10"], "no shape has 1e10 FLOPs"),
     (["--params", "1.5B", "--max-depth", "1", "--max-width", "1024"], "no shape has 1.5B parameters"),
     (["--params", "10"], "no shape has 10 parameters"),
-    (["--params", "1B", "--max-width", "10"], "less than one head of 64"),
+    (["--params", "1B", "--max-width", "10"], "less than 4 heads of 64"),
     (["--params", "1B", "--max-depth", "-1"], "max_depth=-1"),
     (["--gpu-hours", "10", "--device", "abacus"], "device='abacus'"),
     (["--gpu-hours", "10", "--mfu", "1.5"], "mfu=1.5"),
@@ -274,7 +274,7 @@ BAD = [
     (["--width", "64", "--depth", "99999999"], "implausible"),
     (["--width", "64", "--depth", "2", "--tokens", "1e30"], "more text than there is"),
     (["--flops", "1e36"], "no shape has 1e36 FLOPs"),
-    (["--flops", "4e20", "--max-depth", "1", "--max-width", "64"], "no shape has 4e20 FLOPs"),
+    (["--flops", "4e20", "--max-depth", "1", "--max-width", "256"], "no shape has 4e20 FLOPs"),
 ]
 
 

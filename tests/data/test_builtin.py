@@ -1,7 +1,9 @@
-"""The built-in corpus: Python's standard library, made once, by the first process that needs it."""
+"""The built-in corpora: sources on this machine, prepared once, by the first process that needs them."""
 
 import multiprocessing
 import os
+import subprocess
+import sys
 import sysconfig
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -11,7 +13,7 @@ import pytest
 
 from completep.data import builtin
 from completep.data.builtin import builtin_corpus
-from completep.data.sources import python_sources
+from completep.data.sources import library_sources
 from completep.errors import UserError
 from tests.data.made import verify
 
@@ -37,31 +39,46 @@ def small_library(tmp_path, monkeypatch):
 
 
 def test_the_sources_are_the_library_alone(small_library):
-    assert python_sources() == [small_library / "a" / "x.py", small_library / "b.py"]
+    assert library_sources("python") == (small_library, [small_library / "a" / "x.py", small_library / "b.py"])
 
 
 def test_the_real_library():
-    paths = python_sources()
-    root = Path(sysconfig.get_path("stdlib"))
+    root, paths = library_sources("python")
+    assert root == Path(sysconfig.get_path("stdlib"))
     assert {root / "json" / "__init__.py", root / "os.py"} <= {*paths}
     assert 5e6 < sum(path.stat().st_size for path in paths) < 3e7
     assert paths == sorted(paths)
+
+
+def test_torch_is_found_without_importing_it():
+    code = (
+        "import sys\nfrom completep.data.sources import library_sources\nroot, paths = library_sources('torch')\n"
+        "assert 'torch' not in sys.modules\nassert (root / '__init__.py') in paths\n"
+        "assert sum(path.stat().st_size for path in paths) > 2e7"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_library_that_is_not_installed(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="torch is not installed"):
+        library_sources("torch")
 
 
 def test_a_python_without_sources(small_library, monkeypatch, tmp_path):
     (tmp_path / "nothing").mkdir()
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path / "nothing"))
     with pytest.raises(UserError, match=r"no library sources under .*nothing"):
-        python_sources()
+        library_sources("python")
 
 
 def test_bytes_of_the_whole_library(cache):
     start = time.process_time()  # other processes do not count
     corpus = builtin_corpus()
     assert time.process_time() - start < 3
-    expected = sum(path.stat().st_size + 1 for path in python_sources() if path.stat().st_size)
+    expected = sum(path.stat().st_size + 1 for path in library_sources("python")[1] if path.stat().st_size)
     assert corpus.tokens("train") + corpus.tokens("validation") == expected  # every byte, and an end per document
-    assert 0 < corpus.tokens("validation") < 0.05 * expected
+    assert 1e6 < corpus.tokens("validation") < 0.15 * expected
     assert corpus.folder.parent == cache
     assert corpus.folder.name.startswith("python-3.")
 
@@ -73,7 +90,7 @@ def test_made_once(cache, small_library):
     again = builtin_corpus()
     assert again.sha256 == first.sha256
     assert {path: path.stat().st_mtime_ns for path in again.folder.iterdir()} == before
-    other = builtin_corpus("gpt2")
+    other = builtin_corpus("python", "gpt2")
     (small_library / "c.py").write_text("pass")
     third = builtin_corpus()
     assert sorted(path.name for path in cache.iterdir()) == sorted(c.folder.name for c in (first, other, third))
@@ -104,7 +121,7 @@ def test_another_process_was_faster(cache, small_library, monkeypatch):
     def late(private, folder):
         if not theirs:
             theirs.append(folder)
-            builtin._make(folder, "bytes")
+            builtin._make(folder, "python", "bytes")
         rename(private, folder)
 
     monkeypatch.setattr(os, "rename", late)

@@ -78,6 +78,7 @@ def test_a_folder_is_walked_in_order(tmp_path):
     assert all_tokens(corpus) == b"a.txt\0b/1.txt\0b/2.txt\0c.txt\0"
 
 
+@pytest.mark.slow
 def test_every_kind_of_source_gives_the_same_documents(tmp_path, small_units):
     texts = [*STORIES, "日本語\n", "half \ud800 a pair"]
     pl.DataFrame({"n": range(201), "text": texts[:201]}).write_parquet(tmp_path / "a.parquet", row_group_size=50)
@@ -128,8 +129,9 @@ def test_a_long_text_in_parts_gives_the_ids_of_the_whole(tmp_path, monkeypatch, 
 
 def test_python_is_a_source(tmp_path, monkeypatch):
     (tmp_path / "lib.py").write_text("pass")
-    monkeypatch.setattr(sources, "python_sources", lambda: [tmp_path / "lib.py"])
-    assert all_tokens(prepare(["python"], tmp_path / "out", validation=0)) == b"pass\0"
+    monkeypatch.setattr(sources, "library_sources", lambda name: (tmp_path, [tmp_path / "lib.py"]))
+    for name in ("python", "torch"):
+        assert all_tokens(prepare([name], tmp_path / name, validation=0)) == b"pass\0"
 
 
 def test_another_field(tmp_path):

@@ -206,12 +206,14 @@ def test_numbers_below_one(corpus, numbers):
         Sampler(**{"corpus": corpus, "split": "train", "sequence": 7, "batch": 6, "seed": 0} | numbers)
 
 
-def test_validation_batches_are_the_first_ones_in_order(corpus):
+def test_validation_batches_are_spread_over_the_split(corpus):
     """Windows of 7: four in the first shard of 32 tokens, one in the second of 8."""
-    assert [starts(b) for b in validation_batches(corpus, 7, batch=2, count=2)] == [[1, 8], [15, 22]]
-    assert [starts(b) for b in validation_batches(corpus, 7, batch=2, count=9)] == [[1, 8], [15, 22], [40]]
-    assert [starts(b) for b in validation_batches(corpus, 7, batch=99, count=1)] == [[1, 8, 15, 22, 40]]
+    whole = [1, 8, 15, 22, 40]
+    assert [starts(b) for b in validation_batches(corpus, 7, batch=2, tokens=35)] == [[1, 8], [15, 22], [40]]
+    assert [starts(b) for b in validation_batches(corpus, 7, batch=99, tokens=10**9)] == [whole]
+    assert [starts(b) for b in validation_batches(corpus, 7, batch=9, tokens=14)] == [[1, 15]]
+    assert [starts(b) for b in validation_batches(corpus, 7, batch=9, tokens=1)] == [[1]]
     with pytest.raises(UserError, match=r"the validation split .* no 33 tokens in a row"):
-        validation_batches(corpus, 32, batch=2, count=2)
-    with pytest.raises(UserError, match="count=0"):
-        validation_batches(corpus, 7, batch=2, count=0)
+        validation_batches(corpus, 32, batch=2, tokens=2)
+    with pytest.raises(UserError, match="tokens=0"):
+        validation_batches(corpus, 7, batch=2, tokens=0)

@@ -115,6 +115,7 @@ def test_the_limit_is_measured_and_reached():
     assert NEAR == 0.25
 
 
+@pytest.mark.slow
 def test_without_the_limit_slopes_are_bent():
     """The reason for the scaled copy: as it is, the decoder's hidden gradients do not fall as m_L^-1."""
     near, as_it_is = (quick_check(axis="depth", near_limit=near, seeds=2) for near in (True, False))
@@ -135,6 +136,7 @@ def test_right_rules_pass(rules, optimizer):
     assert not check.culprits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rules", "sentences"),
     [
@@ -187,6 +189,7 @@ def test_a_planted_fault_is_named_with_its_tensor_and_setting(fault):
     assert check.culprits[0].deviation == pytest.approx(exponent, abs=0.06)
 
 
+@pytest.mark.slow
 def test_a_planted_fault_is_the_right_survey_with_one_column_multiplied():
     """What benchmarks/check_power.py relies on."""
     fault = ("blocks.*.mlp.up.weight", "learning rate", "width", 0.5)
@@ -201,12 +204,14 @@ def test_a_planted_fault_is_the_right_survey_with_one_column_multiplied():
     np.testing.assert_allclose(ratio, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_one_block_that_differs_is_named():
     check = quick_check(one_block_unscaled, axis="depth")
     assert check.verdict == "FAIL"
     assert any(f.setting == "one block" and "mlp.down" in f.tensor for f in check.culprits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["lr", "eps", "weight_decay", "init"])
 @pytest.mark.parametrize("factor", [0.1, 10.0])
 def test_one_block_that_differs_in_any_setting_is_named(key, factor):
@@ -337,6 +342,7 @@ def test_numpy_sizes_and_a_loss_before_the_logits_are_understood():
     assert quick_check(LossFirst, widths=np.array([32, 64, 128]), depths=()).verdict == "PASS"
 
 
+@pytest.mark.slow
 def test_inconclusive_is_never_a_pass():
     assert quick_check(pairs.diverges, axis="depth", seeds=1).verdict == "INCONCLUSIVE"
     frozen = quick_check(pairs.frozen, axis="depth", seeds=1)
@@ -350,6 +356,7 @@ def test_inconclusive_is_never_a_pass():
     assert any("cannot be fitted with 2 depths" in f.why for f in two.findings)
 
 
+@pytest.mark.slow
 def test_more_seeds_are_added_where_an_interval_is_too_wide(monkeypatch):
     """At most four times as many; each of them new, and all of them in the result."""
     answers = iter([True, True, False])
@@ -392,12 +399,14 @@ def test_special_batches_and_their_mistakes():
             quick_check(pairs.Keyed, axis="depth", batches=wrong, seeds=1)
 
 
+@pytest.mark.slow
 def test_parameterizations_do_not_disturb_each_other():
     """A repair of one of them is not made on the other."""
     both = quick_check(rules=["sp", "completep"], axis="width")
     assert {key: both.word(key) for key in both.by_rules} == {"sp": "FAIL", "completep": "PASS"}
 
 
+@pytest.mark.slow
 def test_what_no_optimizer_trains_is_said():
     def forgetful(width, depth):
         model, optimizer = pairs.right(width, depth)
@@ -410,6 +419,7 @@ def test_what_no_optimizer_trains_is_said():
     assert any("mlp.up.weight" in line and "no optimizer trains" in line for line in check.unchecked)
 
 
+@pytest.mark.slow
 def test_half_precision_is_measured_in_single():
     check = quick_check(lambda width, depth: pairs.model(width, depth).bfloat16(), axis="width")
     assert check.verdict == "PASS", check
@@ -422,6 +432,7 @@ def test_a_side_that_does_not_grow_is_no_fault():
     assert quick_check(fixed, widths=(64, 128, 256), base=(64, 2)).verdict == "PASS"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -455,6 +466,7 @@ def test_reference_rules():
     assert reference(literature(0.5)).key == alpha(0.5).key
 
 
+@pytest.mark.slow
 def test_no_rules_print_exponents_without_a_verdict():
     check = quick_check(rules="none", seeds=2)
     assert check.verdict is None
@@ -464,6 +476,7 @@ def test_no_rules_print_exponents_without_a_verdict():
     json.dumps(check.to_json())
 
 
+@pytest.mark.slow
 def test_the_second_opinion_is_beside_the_first():
     check = quick_check(axis="depth", steps=2, time=8, seeds=2)
     assert check.movement is not None
@@ -471,6 +484,7 @@ def test_the_second_opinion_is_beside_the_first():
     assert {"tensors", "states", "stream", "roles"} == set(check.frames())
 
 
+@pytest.mark.slow
 def test_the_result_reads_as_text_json_and_html():
     check = quick_check(seeds=2)
     assert repr(check) == f"<Check: {check.verdict}>"
@@ -487,6 +501,7 @@ def test_the_result_reads_as_text_json_and_html():
     assert "FAIL" in words
 
 
+@pytest.mark.slow
 def test_a_pair_may_have_several_optimizers():
     def two(width, depth):
         model = pairs.model(width, depth)

@@ -35,6 +35,7 @@ def found(result):
     return {name: {axis: tuple(values) for axis, values in axes.items()} for name, axes in table.items()}
 
 
+@pytest.mark.slow
 def test_what_has_no_role_is_measured_and_gets_the_rule_of_its_kind(derived):
     assert found(derived) == EXPECTED
     assert derived.verdict == "PASS"
@@ -43,6 +44,7 @@ def test_what_has_no_role_is_measured_and_gets_the_rule_of_its_kind(derived):
     assert json.loads(json.dumps(derived.to_json()))["verdict"] == "PASS"
 
 
+@pytest.mark.slow
 def test_rules_that_are_hidden_are_found_again():
     """Control a. benchmarks/derive_power.py does it for whole tables of ten architectures."""
     hidden = ["embed.weight", "blocks.*.up.*", "blocks.*.norm.weight", "norm.weight", "head.weight"]
@@ -61,6 +63,7 @@ def slopes(result, parameter):
     return {(e.setting, e.axis): e.measured.value for e in result.exponents if e.parameter == parameter}
 
 
+@pytest.mark.slow
 def test_a_factor_in_the_forward_pass_shifts_the_exponents_by_itself():
     """Control b. y = c·W x trains like y = W x with σ/c, η/c and ε·c, so c = N^0.3 · L^-0.2 must reappear."""
     name = "blocks.*.up.weight"
@@ -73,6 +76,7 @@ def test_a_factor_in_the_forward_pass_shifts_the_exponents_by_itself():
         assert shift == pytest.approx({"init": -power, "learning rate": -power, "epsilon": power}, abs=0.01)
 
 
+@pytest.mark.slow
 def test_an_exponent_that_is_no_multiple_of_a_half_is_not_rounded():
     result = derive(family, **GRID, steps=0, parameters="*.up.weight", roles=BARE, arguments={"power": (0.25, 0.0)})
     wide = [e for e in result.exponents if e.axis == "width"]
@@ -103,6 +107,7 @@ def test_the_neighbours_of_a_derived_rule_fail_the_check(derived, setting, axis)
     assert verdicts == ["FAIL", "PASS", "FAIL"]
 
 
+@pytest.mark.slow
 def test_a_derived_rule_predicts_twice_the_largest_size():
     """Control d: Σ|g| and RMS(g) at a size that was not fitted; without the rule they are a factor 2 away."""
     names = ["blocks.*.mixer.rise", "blocks.*.mixer.gain"]
@@ -199,6 +204,7 @@ def test_nothing_to_measure_is_an_error():
         derive(family, **GRID, parameters="*.router")
 
 
+@pytest.mark.slow
 def test_no_gradient_and_starts_that_grow_are_named():
     result = derive(with_idle_gains, **GRID, steps=0, parameters=["*.still", "*.steep"])
     open_ones = {(e.parameter, e.setting, e.axis): e.why for e in result.exponents if e.value is None}
@@ -214,6 +220,7 @@ def routed(width, depth):
     return Model(width, [RoutedBlock] * depth)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("batch", "open_settings"), [(1, {"learning rate", "epsilon"}), (8, set())])
 def test_experts_without_tokens_are_named(batch, open_settings):
     grid = {"widths": (32, 64, 128), "base": (32, 2), "workers": 1, "steps": 0}

@@ -64,6 +64,7 @@ def test_no_drift_passes():
         assert s.drift in s.drift_interval
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drift", [-0.5, -0.25, 0.25, 0.5])
 def test_drift_is_measured_in_octaves_and_fails(drift):
     found = only(sweep(drift))
@@ -148,6 +149,7 @@ def test_the_regret_is_judged_before_the_drift():
     assert "costs" not in between.why
 
 
+@pytest.mark.slow
 def test_many_shapes_need_more_to_fail():
     """Holm: what fails alone is not enough where forty others were tested and are right."""
     alone = sweep(0.15, curvature=0.05, noise=0.008, depths=(2, 8, 32)).filter(pl.col("depth") != 8)
@@ -190,6 +192,7 @@ def test_seeds_may_differ_from_value_to_value():
 NAMES = {"loss": "val_loss", "width": "n_embd", "depth": "n_layer", "lr": "learning_rate", "seed": "run_seed"}
 
 
+@pytest.mark.slow
 def test_columns_by_other_peoples_names(tmp_path, capsys):
     theirs = sweep(0.5).rename(NAMES)
     result = transfer(theirs, **NAMES)
@@ -377,6 +380,7 @@ def test_a_size_that_is_no_whole_number_is_refused_with_its_line(column, value, 
     assert f"line 5: {column} is {value or None!r}, not a whole number" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["width", "depth", "seed", "rules", "loss"])
 def test_no_other_column_is_a_hyperparameter(name, tmp_path, capsys):
     sweep().write_csv(tmp_path / "runs.csv")

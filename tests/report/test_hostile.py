@@ -80,6 +80,7 @@ def test_a_script_element_cannot_be_left():
     assert "<" not in in_script({"a": "</script><!--<script>"})
 
 
+@pytest.mark.slow
 def test_figures_draw_names_as_text():
     figure = transfer(sweep(SHOWN[:20], SHOWN[0]), hyperparameter=SHOWN[0]).document().figures()[0]
     root = ET.fromstring(render(figure, "svg"))

@@ -191,6 +191,7 @@ ADVICE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*ADVICE, *NO_ADVICE])
 def test_advice_works(name):
     """It is accepted, `init_` keeps what the table does not start, and the model still learns everywhere."""
@@ -221,6 +222,7 @@ def test_cohere_has_gains_for_every_head():
     assert changed_by_folding(model, scaling) < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "vectors"),
     [(mamba2, ("A_log", "dt_bias")), (mamba, ("A_log", "D")), (diffllama, ("lambda_q1", "lambda_k2"))],

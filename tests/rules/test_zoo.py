@@ -42,6 +42,7 @@ def test_both_styles_give_the_same_logits_and_fold_into_the_plain_class(name):
         assert worst(logits(plain, inputs), expected) < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EACH)
 def test_a_branch_really_is_scaled(name):
     """The audit measures the multipliers with probes of its own: they are there, and muP's are not."""

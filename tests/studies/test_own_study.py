@@ -40,6 +40,7 @@ def test_it_is_listed_run_judged_drawn_and_reported(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["table"] == answer["table"]
 
 
+@pytest.mark.slow
 def test_from_python(tmp_path):
     result = study("own-steps", values={"steps": [2, 10]}, out=tmp_path, workers=1)
     assert result.verdict == "agrees"

@@ -30,6 +30,7 @@ def same(published, computed):
     return (published in (None, "")) if computed in (None, "") else published == computed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_outcome_follows_from_the_runs(name):
     _, found = outcome(name)

@@ -97,6 +97,7 @@ def test_a_live_claim_is_not_taken_whatever_its_time_says(tmp_path, skew):
             thread.join()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("skew", [-1e6, 0, 1e6])
 def test_a_dead_claim_is_taken_whatever_its_time_says(tmp_path, skew, dead_soon):
     path = tmp_path / "x.claim"
@@ -229,6 +230,7 @@ def test_a_task_under_another_name_is_refused(tmp_path):
         list(asked(store))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["kernel", "heartbeat"])
 def test_a_worker_does_what_is_asked_and_ends(tmp_path, kind):
     tasks, log = runs(tmp_path, 3)

@@ -129,6 +129,7 @@ def test_no_slurm_is_an_error(tmp_path, monkeypatch):
         Slurm().open(Store(tmp_path / "store"), tasks)
 
 
+@pytest.mark.slow
 def test_a_slurm_that_does_not_answer_is_an_error(tmp_path, monkeypatch):
     if shutil.which("sinfo", path=PLACES) is None:
         pytest.skip("needs Debian's slurm-wlm")

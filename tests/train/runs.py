@@ -12,14 +12,14 @@ EVERY_STEP = How(log_every=1, checkpoint_every=5, peak=1e11)
 
 def small_run(data: Path, steps=12, **changes) -> Run:
     run = Run(
-        model=GPTConfig(width=32, depth=3, vocabulary=256, head_size=16),
+        model=GPTConfig(width=32, depth=3, vocabulary=256, head_size=8),
         hyperparameters=Hyperparameters(lr=0.01, std=0.05, weight_decay=0.1, eps=1e-10),
         schedule=Schedule(steps, 3),
         batch=4,
         sequence=16,
         base=Shape(16, 2),
         data=Data(str(data)),
-        evaluation=Evaluation(batches=2),
+        evaluation=Evaluation(tokens=128),
     )
     return replace(run, **changes)
 

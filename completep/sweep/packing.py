@@ -1,0 +1,121 @@
+"""A store's results as one small file: settings, losses, curves and evaluations, without weights.
+
+So a study can be continued on another machine, and results can be kept without gigabytes of weights. A pack may come
+from somebody else. It is data: each run is checked against its own name and digests before it is written, and what
+the store has already is left alone.
+"""
+
+import gzip
+import hashlib
+import json
+import re
+import shutil
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from completep.config import run_from_json, run_id, unsealed
+from completep.errors import UserError
+from completep.files import make_folder, read_text, write_new
+from completep.sweep.store import RESULT, Store
+from completep.train.folder import METRICS, RUN
+
+FORMAT = "completep results 1"
+MOST = 64 * 2**20  # characters of one run; a longer line is not one of ours
+EVALUATION = re.compile(r"evaluations/[\w.-]{1,100}\.json")
+ID = re.compile(r"[0-9a-f]{12}")
+
+
+@dataclass(frozen=True)
+class Unpacked:
+    """How many runs of a pack are new in the store, and how many it had already."""
+
+    new: int
+    known: int
+
+
+def pack(store: Store, path: Path) -> int:
+    """Write the finished training runs of a store to a new file; how many there are."""
+    store.look()
+    folders = sorted(f.parent for f in store.root.glob(f"*/{RESULT}") if ID.fullmatch(f.parent.name))
+    lines = [json.dumps({"id": f.name, "files": _files(f)}) for f in folders if (f / RUN).exists()]
+    if not lines:
+        raise UserError(f"{store.root} has no finished training runs", fix="run a study first, or name another folder")
+    write_new(path, gzip.compress("\n".join([FORMAT, *lines, ""]).encode(), mtime=0))
+    return len(lines)
+
+
+def _files(folder: Path) -> dict[str, str]:
+    """By name: what is small and text. The order is that of writing: a folder with a result is a finished run."""
+    evaluations = sorted(str(p.relative_to(folder)) for p in folder.glob("evaluations/*.json"))
+    names = [RUN, METRICS, *filter(EVALUATION.fullmatch, evaluations), RESULT]
+    return {name: read_text(folder / name) for name in names if (folder / name).exists()}
+
+
+def unpack(path: Path, store: Store) -> Unpacked:
+    """Add the runs of a file that `pack` wrote to a store."""
+    store.open()
+    new = known = 0
+    for number, line in enumerate(_lines(path), 1):
+        try:
+            name, files = _checked(json.loads(line))
+        except (ValueError, RecursionError) as error:
+            reason = error.what if isinstance(error, UserError) else str(error)
+            raise UserError(f"{path}: run {number} is damaged: {reason}", fix="pack the store again") from error
+        if (store.root / name).exists():
+            known += 1
+        else:
+            _write(store.root / name, files)
+            new += 1
+    return Unpacked(new, known)
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """The runs of a pack, one by one, in bounded memory."""
+    damaged = UserError(f"{path} is not a file that `completep study pack` wrote", fix="check the name")
+    try:
+        with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
+            if file.readline(len(FORMAT) + 2).rstrip("\n") != FORMAT:
+                raise damaged
+            while line := file.readline(MOST + 1):
+                if len(line) > MOST:
+                    raise damaged
+                yield line
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        if isinstance(error, FileNotFoundError):
+            raise UserError(f"there is no file {path}", fix="check the name") from error
+        raise damaged from error
+
+
+def _checked(entry: Any) -> tuple[str, dict[str, str]]:
+    """(name of the run, its files), if they belong together."""
+    match entry:
+        case {"id": str(name), "files": {"run.json": str(run), "result.json": str(result), **others}}:
+            pass
+        case _:
+            raise ValueError("its files are missing")
+    files = {RUN: run, **others, RESULT: result}
+    for other, text in others.items():
+        if not isinstance(text, str) or not (other == METRICS or EVALUATION.fullmatch(other)):
+            raise ValueError(f"it has a file {other!r:.80}")
+    if not ID.fullmatch(name) or run_id(run_from_json(run)) != name:
+        raise ValueError("its settings are not those of its name")
+    content = unsealed(result)
+    if content.get("run") != name:
+        raise ValueError("its result is another run's")
+    recorded = dict(content.get("files") or {}).get(METRICS)
+    if recorded is not None and hashlib.sha256(files.get(METRICS, "").encode()).hexdigest() != recorded:
+        raise ValueError("its loss curve has changed")
+    return name, files
+
+
+def _write(folder: Path, files: dict[str, str]) -> None:
+    """Beside, and then renamed, so that a run is there whole or not at all."""
+    part = folder.with_name(f".unpacking-{folder.name}")
+    shutil.rmtree(part, ignore_errors=True)
+    for name, text in files.items():
+        make_folder((part / name).parent)
+        write_new(part / name, text)
+    part.rename(folder)
