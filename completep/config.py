@@ -257,9 +257,12 @@ def run_from_json(text: str, name: str = "run.json") -> Run:
 
 def _in_tokens(content: object) -> object:
     """Runs of version 0.1 count their validation in batches."""
-    match content:
-        case {"evaluation": {"batches": int(count), **rest}, "batch": int(batch), "sequence": int(sequence)}:
-            return {**content, "evaluation": {**rest, "tokens": count * batch * sequence}}
+    if isinstance(content, dict) and isinstance(content.get("evaluation"), dict):
+        old, sizes = content["evaluation"], (content.get("batch"), content.get("sequence"))
+        count = old.get("batches")
+        if all(isinstance(n, int) for n in (count, *sizes)):
+            others = {name: value for name, value in old.items() if name != "batches"}
+            return {**content, "evaluation": {**others, "tokens": count * sizes[0] * sizes[1]}}
     return content
 
 

@@ -177,6 +177,26 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return [float(p) for p in adjusted]
 
 
+def sideways(x: Floats, y: Floats, other: Floats) -> float:
+    """How far a curve lies to the right of another one: the shift of least squares, with a free level.
+
+    Both are given at the places x, and y is interpolated linearly. A shift is looked for up to half the range of x.
+    """
+    from scipy.optimize import minimize_scalar
+
+    reach = (x[-1] - x[0]) / 2
+
+    def misfit(shift: float) -> float:
+        inside = (x - shift >= x[0]) & (x - shift <= x[-1])
+        rest = other[inside] - np.interp(x[inside] - shift, x, y)
+        return float(rest.var())
+
+    shifts = np.linspace(-reach, reach, 201)
+    best = int(np.argmin([misfit(s) for s in shifts]))
+    low, high = shifts[max(best - 1, 0)], shifts[min(best + 1, len(shifts) - 1)]
+    return float(minimize_scalar(misfit, bounds=(low, high), method="bounded").x)
+
+
 def mean_interval(values: ArrayLike, level: float = LEVEL) -> Interval | None:
     """Of the mean of independent values, such as differences between two runs of each seed. None from one value."""
     if np.size(values) < 2:

@@ -7,7 +7,7 @@ from tyro.conf import Positional, arg
 
 from completep.cli.shared import Words, console, print_json, progress_bar, show
 
-ScaleName = Literal["laptop", "paper"]
+ScaleName = Literal["laptop", "desk", "paper"]
 
 
 def study(

@@ -70,8 +70,14 @@ STUDY = listed(
         name="coordinates",
         question="Do ten training steps change models of every depth by the same amount?",
         claim="Under alpha=0.5 and CompleteP, yes; SP/muP and the earlier literature's alpha=0.5 are unstable.",
+        decision=(
+            "Slopes over log L of how far ten steps move the stream, the logits and the effect of each role's "
+            "update. PASS if they lie from -0.5 to +0.2. Agrees if SP/muP and the literature's alpha=0.5 FAIL, "
+            "and alpha=0.5 and CompleteP PASS."
+        ),
         axes={
             "laptop": {"rules": tuple(EXPECTED), "depth": (2, 4, 8, 16, 32), "seed": (0, 1, 2)},
+            "desk": {"rules": tuple(EXPECTED), "depth": (2, 4, 8, 16, 32, 64, 128), "seed": (0, 1, 2)},
             "paper": {"rules": tuple(EXPECTED), "depth": paper.TRANSFER_DEPTHS, "seed": (0, 1, 2)},
         },
         measure=measure,

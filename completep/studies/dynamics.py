@@ -2,8 +2,9 @@
 
 import math
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 import polars as pl
 
 from completep import paper
@@ -11,9 +12,10 @@ from completep.config import Run
 from completep.errors import UserError
 from completep.report.document import Figure
 from completep.rules.table import display_name
-from completep.studies.design import UNSEEN, Agreement, Experiment, Outcome, Sweep, listed
+from completep.stats import mean_interval
+from completep.studies.design import UNSEEN, Agreement, Experiment, Outcome, Sweep, Tuning, listed
 from completep.studies.judging import Losses, finished, gap, log2_text, mean
-from completep.studies.scale import RULES, Scale
+from completep.studies.scale import BASE_VALUES, RULES, Scale
 from completep.sweep.task import Point
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def run(scale: Scale, point: Point) -> Run:
-    return scale.fixed_tokens(point, lr=point.number("lr"), std=scale.std)
+    return scale.fixed_tokens(point, lr=scale.lr * point.number("lr_factor"), std=scale.std)
 
 
 def find(experiment: Experiment, frame: pl.DataFrame) -> Outcome[pl.DataFrame]:
@@ -47,9 +49,45 @@ def find(experiment: Experiment, frame: pl.DataFrame) -> Outcome[pl.DataFrame]:
                 }
             )  # fmt: skip
     if not rows:
-        raise UserError("one depth has nothing to compare with", fix="give at least two, for instance depth=2,8")
+        raise UserError("one depth has nothing to compare with", fix="give at least two, for instance depth=4,16")
     table = pl.DataFrame(rows, infer_schema_length=None).sort("lr", "rules", "shallow")
-    return Outcome(*ordering(table), table, smooth)
+    agreement, sentence = ordering(table)
+    earlier, said = crossing(frame, float(table["lr"].min()))  # type: ignore[arg-type]
+    if agreement == "agrees" and earlier != "earlier":
+        agreement = "agrees in part" if earlier == "open" else "does not agree"
+    return Outcome(agreement, sentence + said, table, smooth)
+
+
+Crossing = Literal["earlier", "open", "later"]
+
+
+def crossing(frame: pl.DataFrame, lr: float) -> tuple[Crossing, str]:
+    """Does the deepest model pass the shallowest one earlier in training under CompleteP than under alpha=0.5?
+
+    The share of the steps at which it is behind, seed by seed, from losses averaged over three records.
+    """
+    shares = {rules: behind_shares(frame, lr, rules) for rules in ("completep", "alpha=0.5")}
+    ours, others = shares.values()
+    common = sorted(ours.keys() & others.keys())
+    if not common:
+        return "open", ""
+    means = [100 * float(np.mean([x[seed] for seed in common])) for x in (ours, others)]
+    sentence = f"; the deepest model is behind the shallowest for {means[0]:.0f} % of the steps under CompleteP"
+    sentence += f" and {means[1]:.0f} % under alpha=0.5"
+    interval = mean_interval([others[seed] - ours[seed] for seed in common]) if len(common) > 1 else None
+    if interval is None or interval.low <= 0 <= interval.high:
+        return "open", sentence
+    return ("earlier" if interval.low > 0 else "later"), sentence
+
+
+def behind_shares(frame: pl.DataFrame, lr: float, rules: str) -> dict[int, float]:
+    """By seed: the share of records at which the deepest model's loss is above the shallowest one's."""
+    own = frame.filter((pl.col("rules") == rules) & (pl.col("lr") == lr)).sort("step")
+    smooth = own.with_columns(loss=pl.col("loss").rolling_mean(3, min_samples=1).over("depth", "seed"))
+    shallow, deep = (smooth.filter(pl.col("depth") == getattr(pl.col("depth"), end)()) for end in ("min", "max"))
+    both = shallow.join(deep, on=["seed", "step"], suffix="_deep")
+    behind = both.group_by("seed").agg(share=(pl.col("loss") <= pl.col("loss_deep")).mean())
+    return {int(seed): float(share) for seed, share in behind.select("seed", "share").iter_rows()}
 
 
 def final_losses(frame: pl.DataFrame) -> dict[tuple[str, float, int], Losses]:
@@ -110,15 +148,24 @@ STUDY = listed(
         name="dynamics",
         question="How do the loss curves of different depths compare during training?",
         claim="CompleteP: deeper is lower throughout. alpha=0.5: deeper starts behind and crosses later, at larger η.",
+        decision=(
+            "Final training losses of neighbouring depths at the base's best η, paired by seed (90 %, "
+            "Bonferroni); and the share of the steps at which the deepest model is behind the shallowest. Agrees "
+            "if each deeper model ends lower under CompleteP, but not under SP/muP and alpha=0.5, and if the "
+            "deepest model is behind for a smaller share under CompleteP than under alpha=0.5; in part if only "
+            "the last is open."
+        ),
         axes={
-            "laptop": {"rules": RULES, "depth": (2, 8, 32), "lr": (2**-6, 2**-4), "seed": (0, 1, 2)},
+            "laptop": {"rules": RULES, "depth": (4, 16), "lr_factor": (1.0, 4.0), "seed": (0, 1, 2)},
+            "desk": {"rules": RULES, "depth": (4, 16, 64), "lr_factor": (1.0, 4.0), "seed": (0, 1, 2)},
             "paper": {
                 "rules": RULES,
                 "depth": paper.TRANSFER_DEPTHS,
-                "lr": (paper.LR, paper.CROSSING_LR),
-                "seed": (0,),
+                "lr_factor": (1.0, paper.CROSSING_LR / paper.LR),
+                "seed": (0, 1, 2),
             },
         },
+        tuning=Tuning(lambda s: Point(rules="completep", depth=s.base.depth, lr_factor=1.0), BASE_VALUES),
         run=run,
         find=find,
         draw=draw,

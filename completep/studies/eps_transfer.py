@@ -1,18 +1,25 @@
-"""The depth rule for AdamW's ε: how far ε may rise before the loss does."""
+"""The depth rule for AdamW's ε: with it, the curve of loss over ε stays where it is at the base."""
+
+import math
 
 import numpy as np
 import polars as pl
 
 from completep import paper
 from completep.config import Run
+from completep.errors import UserError
 from completep.report.document import Figure
 from completep.rules.table import display_name
-from completep.studies.design import UNSEEN, Agreement, Experiment, Outcome, Sweep, listed
-from completep.studies.judging import COMPETITIVE, by_seed, finished, gap
-from completep.studies.scale import Scale, decades
+from completep.stats import mean_interval, sideways
+from completep.studies.design import UNSEEN, Agreement, Experiment, Outcome, Sweep, Tuning, listed
+from completep.studies.judging import finished
+from completep.studies.scale import BASE_VALUES, Scale, decades
 from completep.sweep.task import Point
 
 RULES = ("flat-eps=1", "completep")
+EPS = tuple(10.0 ** (e / 2) for e in range(-12, -4))  # half decades from 1e-6 to 10^-2.5
+LEAST_VALUES = 4
+ONE_SEED_ERROR = 0.3  # decades: with one seed, a closer shift is not told from another
 
 
 def run(scale: Scale, point: Point) -> Run:
@@ -20,34 +27,56 @@ def run(scale: Scale, point: Point) -> Run:
 
 
 def find(experiment: Experiment, frame: pl.DataFrame) -> Outcome[None]:
-    """The largest ε that is within 1 % of the best loss. With the depth rule it is the same at every depth."""
+    """How far does the curve of loss over ε move sideways with depth? Without the depth rule, by m_L."""
     frame = finished(frame)
-    means = frame.group_by("rules", "depth", "eps").agg(loss=pl.col("loss").mean()).sort("rules", "depth", "eps")
-    best = means.group_by("depth").agg(best=pl.col("loss").min())
-    rows = []
-    for (rules, depth), part in means.join(best, on="depth").partition_by("rules", "depth", as_dict=True).items():
-        good = part.filter(pl.col("loss") <= pl.col("best") * (1 + COMPETITIVE))["eps"].to_list()
-        low, high = (min(good), max(good)) if good else (np.nan, np.nan)
-        decades_ = float(np.log10(high / low))
-        rows.append({"rules": rules, "depth": depth, "lowest_good": low, "largest_good": high, "decades": decades_})
-    table = pl.DataFrame(rows, infer_schema_length=None).sort("rules", "depth")
-    deepest = table.filter(pl.col("depth") == pl.col("depth").max())
-    reach = {r: x if np.isfinite(x) else 0.0 for r, x in deepest.select("rules", "largest_good").iter_rows()}
-    with_rule, without = reach.get("completep"), reach.get("flat-eps=1")
-    limits = " and ".join(
-        (f"{x:.0e}" if x else "no value that was tried") + f" {word} the depth rule"
-        for x, word in ((with_rule, "with"), (without, "without"))
-        if x is not None
-    )
+    base_depth = int(frame["depth"].min())  # type: ignore[arg-type]
+    rows = [
+        {"rules": rules, "depth": depth, **moved(frame, rules, base_depth, depth)}
+        for rules, depth in frame.select("rules", "depth").unique().sort("rules", "depth").iter_rows()
+        if depth > base_depth
+    ]
+    if not rows:
+        raise UserError("one depth has nothing to compare with", fix="give at least two, for instance depth=4,32")
+    table = pl.DataFrame(rows, infer_schema_length=None)
+    deep = max(int(row["depth"]) for row in rows)
+    deepest = {row["rules"]: row for row in rows if row["depth"] == deep}
+    half = math.log10(deep / base_depth) / 2
+    said = [
+        f"by {row['decades']:+.2f} ({row['low']:+.2f} to {row['high']:+.2f}) decades {word} the depth rule"
+        for key, word in (("completep", "with"), ("flat-eps=1", "without"))
+        if (row := deepest.get(key)) is not None
+    ]
+    sentence = f"at depth {deep} the curve over ε lies {' and '.join(said)}; {-2 * half:.2f} is m_L"
+    ours, others = deepest.get("completep"), deepest.get("flat-eps=1")
     agreement: Agreement = UNSEEN
-    if with_rule is not None and without is not None and with_rule != without:
-        # Where one of them is still good and the other is not: is the difference more than noise?
-        at_limit = frame.filter((pl.col("depth") == deepest["depth"][0]) & (pl.col("eps") == max(with_rule, without)))
-        runs = {str(r): by_seed(part) for (r,), part in at_limit.partition_by("rules", as_dict=True).items()}
-        better = gap(runs["completep"], runs["flat-eps=1"])
-        agreement = "agrees" if better.low > 0 else "does not agree" if better.high < 0 else UNSEEN
-    sentence = f"at depth {deepest['depth'][0]} the loss stays within 1 % of the best up to ε = {limits}"
+    if ours is not None and others is not None:
+        if float(ours["high"]) < -half or float(others["low"]) > -half:
+            agreement = "does not agree"
+        elif float(ours["low"]) > -half and float(others["high"]) < -half:
+            agreement = "agrees"
     return Outcome(agreement, sentence, table, None)
+
+
+def moved(frame: pl.DataFrame, rules: str, base_depth: int, depth: int) -> dict[str, float | int]:
+    """The shift from the base, in decades, seed by seed; its mean with Student's interval."""
+    shifts = []
+    for seed in frame["seed"].unique().sort() if "seed" in frame.columns else [None]:
+        own = frame if seed is None else frame.filter(pl.col("seed") == seed)
+        pair = [
+            own.filter((pl.col("rules") == rules) & (pl.col("depth") == d)).sort("eps") for d in (base_depth, depth)
+        ]
+        both = (
+            pair[0]
+            .join(pair[1], on="eps", suffix="_deep")
+            .filter(pl.col("loss").is_finite() & pl.col("loss_deep").is_finite())
+        )
+        if both.height >= LEAST_VALUES:
+            x = np.log10(both["eps"].to_numpy())
+            shifts.append(sideways(x, np.log(both["loss"].to_numpy()), np.log(both["loss_deep"].to_numpy())))
+    mean = float(np.mean(shifts)) if shifts else math.nan
+    interval = mean_interval(shifts) if len(shifts) > 1 else None
+    low, high = (interval.low, interval.high) if interval else (mean - ONE_SEED_ERROR, mean + ONE_SEED_ERROR)
+    return {"decades": mean, "low": low, "high": high, "seeds": len(shifts)}
 
 
 def draw(experiment: Experiment, frame: pl.DataFrame, outcome: Outcome[None]) -> list[Figure]:
@@ -76,10 +105,22 @@ STUDY = listed(
         name="eps-transfer",
         question="Does the depth rule for AdamW's ε allow a larger ε?",
         claim="A wider range of ε with competitive loss.",
+        decision=(
+            "The sideways shift of the curve of log loss over log10 ε from the base to the deepest model, by "
+            "least squares with a free level, seed by seed. Agrees if, with the whole 90 % interval, it is nearer "
+            "to 0 than to -log10 m_L with the rule, and nearer to -log10 m_L without it."
+        ),
         axes={
-            "laptop": {"rules": RULES, "depth": (2, 4, 16), "eps": decades(-7, -2), "seed": (0, 1, 2)},
-            "paper": {"rules": RULES, "depth": paper.TRANSFER_DEPTHS, "eps": decades(*paper.EPS_DECADES), "seed": (0,)},
+            "laptop": {"rules": RULES, "depth": (4, 32), "eps": EPS, "seed": (0, 1, 2)},
+            "desk": {"rules": RULES, "depth": (4, 32), "eps": EPS, "seed": (0, 1, 2, 3, 4)},
+            "paper": {
+                "rules": RULES,
+                "depth": paper.TRANSFER_DEPTHS,
+                "eps": decades(*paper.EPS_DECADES),
+                "seed": (0, 1, 2),
+            },
         },
+        tuning=Tuning(lambda s: Point(rules="completep", depth=s.base.depth, eps=paper.EPS), BASE_VALUES),
         run=run,
         find=find,
         draw=draw,

@@ -117,6 +117,12 @@ def with_depth(agreement: Agreement, transfers: Sequence[Transfer]) -> tuple[Agr
 
 
 Transfers = list[Transfer]
+TRANSFER_DECISION = (
+    "At every depth, the regret of the base's best value: PASS if its whole 90 % interval over seeds is below 0.5 % of "
+    "the loss, FAIL if it is above, or if the regret is open and the optimum has moved by more than half an octave "
+    "(Holm over depths and parameterizations). Agrees if CompleteP passes, all others fail, and with the base's best "
+    "value each deeper model is better under CompleteP (paired by seed, 90 %)."
+)
 TRANSFER_CLAIM = "Only under CompleteP: the optimum stays and deeper models are better; SP, muP and alpha=0.5 drift."
 
 

@@ -62,8 +62,13 @@ STUDY = listed(
         name="laziness",
         question="Does a block still learn nonlinearly in a deep network?",
         claim="Only under alpha=1; under alpha=0.5 learning approaches its linearization as 1/sqrt(L).",
+        decision=(
+            "The slope over log L of |Δh - Δh_lin| / |Δh_lin| of a block for an Adam-like step of both its "
+            "matrices. PASS if it is within 0.15 of 0. Agrees if CompleteP PASSes and alpha=0.5 and 0.75 FAIL."
+        ),
         axes={
             "laptop": {"rules": RULES, "depth": (16, 32, 64, 128), "seed": tuple(range(20))},
+            "desk": {"rules": RULES, "depth": (16, 32, 64, 128, 256), "seed": tuple(range(paper.LAZY_SEEDS))},
             "paper": {"rules": RULES, "depth": paper.LAZY_DEPTHS, "seed": tuple(range(paper.LAZY_SEEDS))},
         },
         measure=measure,

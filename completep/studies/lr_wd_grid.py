@@ -21,7 +21,7 @@ from completep.sweep.task import Point
 if TYPE_CHECKING:
     from completep.report.document import Panel
 
-STD: Mapping[ScaleName, float] = {"laptop": 1 / 8, "paper": paper.GRID_STD}
+STD: Mapping[ScaleName, float] = {"laptop": 0.1, "desk": 0.1, "paper": paper.GRID_STD}
 RULES = ("sp", "mup")
 
 
@@ -99,13 +99,22 @@ STUDY = listed(
         name="lr-wd-grid",
         question="Is it η·λ·steps, rather than λ, that has an optimum?",
         claim="The optimal τ stays the same over learning rates and weight decays, under SP and muP.",
+        decision=(
+            "The slope of log2 of the best λ over log2 η, where the minimum over λ is inside the grid. The best λ "
+            "is that of mean losses over seeds. Constant τ means -1, constant λ means 0. Agrees if the whole 90 % "
+            "interval is nearer to -1."
+        ),
         axes={
             "laptop": {
-                "rules": RULES, "width": (32,), "lr": octaves(-7, -5), "weight_decay": octaves(-3, 1), "seed": (0,),
+                "rules": RULES, "width": (32,), "lr": octaves(-8, -5), "weight_decay": octaves(-4, 2), "seed": (0, 1),
+            },
+            "desk": {
+                "rules": RULES, "width": (32, 64), "lr": octaves(-8, -5), "weight_decay": octaves(-4, 2),
+                "seed": (0, 1, 2),
             },
             "paper": {
                 "rules": RULES, "width": paper.GRID_WIDTHS, "lr": octaves(*paper.GRID_LR_OCTAVES),
-                "weight_decay": octaves(*paper.GRID_DECAY_OCTAVES), "seed": (0,),
+                "weight_decay": octaves(*paper.GRID_DECAY_OCTAVES), "seed": (0, 1, 2),
             },
         },
         run=run,

@@ -1,16 +1,17 @@
 """What all studies of one size share: base, data, sequence, tuned hyperparameters, and the two recipes for a run."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from completep import paper
 from completep.compute.flops import total, training_flops
 from completep.compute.plan import batch_size, plan_shape
-from completep.config import Data, GPTConfig, Hyperparameters, Run, Schedule, Shape
+from completep.config import Data, Evaluation, GPTConfig, Hyperparameters, Run, Schedule, Shape
 from completep.errors import UserError
 from completep.sweep.task import Point
 
-ScaleName = Literal["laptop", "paper"]
+ScaleName = Literal["laptop", "desk", "paper"]
 RULES = ("mup", "alpha=0.5", "completep")  # what most studies compare
 
 
@@ -27,6 +28,7 @@ class Scale:
     tokens: float  # of runs with a fixed number of tokens
     batch: int
     warmup: float  # share of the steps
+    validation: int  # tokens that every run is scored on
 
     def model(self, shape: Shape) -> GPTConfig:
         return GPTConfig(shape.width, shape.depth, self.vocabulary, self.head_size)
@@ -47,6 +49,7 @@ class Scale:
             self.base,
             seed=point.whole("seed"),
             data=self.data,
+            evaluation=Evaluation(tokens=self.validation),
         )
 
     def compute_optimal(
@@ -64,7 +67,7 @@ class Scale:
             model, rules=point.text("rules"), base=self.base, tpp=tpp, batch=batch_size(cost), sequence=self.sequence,
             lr=self.lr if lr is None else lr, std=self.std if std is None else std, tau=tau, seed=point.whole("seed"),
         )  # fmt: skip
-        run = replace(planned.run, data=self.data)
+        run = replace(planned.run, data=self.data, evaluation=Evaluation(tokens=self.validation))
         if weight_decay is None:
             return run
         return replace(run, hyperparameters=replace(run.hyperparameters, weight_decay=weight_decay))
@@ -82,21 +85,29 @@ PAPER = Scale(
     tokens=paper.TRANSFER_TOKENS,
     batch=paper.TRANSFER_BATCH,
     warmup=paper.WARMUP_SHARE,
+    validation=2**22,
 )
 LAPTOP = Scale(
     name="laptop",
-    base=Shape(64, 2),
-    head_size=16,
+    base=Shape(32, 4),
+    head_size=8,
     vocabulary=256,
     data=Data("python", "bytes"),
     sequence=64,
-    lr=2**-6,
-    std=1 / 8,
-    tokens=150 * 16 * 64,
+    lr=2**-6,  # both are tuned again by each study, at its own horizon
+    std=0.1,
+    tokens=400 * 16 * 64,
     batch=16,
-    warmup=1 / 3,  # a tenth would be 15 steps, too few for the largest learning rates
+    warmup=1 / 3,  # after a tenth, 40 steps, the base's largest good learning rates are unstable and deeper ones' not
+    validation=2**18,
 )
-SCALES: dict[ScaleName, Scale] = {"laptop": LAPTOP, "paper": PAPER}
+DESK = replace(LAPTOP, name="desk", tokens=1000 * 16 * 64, validation=2**20)
+SCALES: dict[ScaleName, Scale] = {"laptop": LAPTOP, "desk": DESK, "paper": PAPER}
+
+
+BASE_VALUES: Mapping[ScaleName, Mapping[str, tuple[float, ...]]] = {
+    name: {"base_lr": tuple(2.0**e for e in range(-8, -3)), "base_std": (0.05, 0.1, 0.2)} for name in ("laptop", "desk")
+}  # what studies try at the base, to tune η and σ there; at the paper's scale they are the paper's
 
 
 def read_shape(text: str) -> Shape:
@@ -108,6 +119,11 @@ def read_shape(text: str) -> Shape:
         if isinstance(error, UserError):
             raise
         raise UserError(f"the shape {text!r} is not WIDTHxDEPTH", fix="write it like 64x8") from None
+
+
+def base_shape(scale: Scale) -> Point:
+    """The base on the axes of studies of shapes."""
+    return Point(rules="completep", shape=f"{scale.base.width}x{scale.base.depth}", tau=paper.TAU)
 
 
 def shape_words(*shapes: tuple[int, int]) -> tuple[str, ...]:

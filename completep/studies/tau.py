@@ -21,9 +21,9 @@ from completep.stats import (
     minimum,
     regret_at,
 )
-from completep.studies.design import UNSEEN, Experiment, Outcome, Sweep, listed
+from completep.studies.design import UNSEEN, Experiment, Outcome, Sweep, Tuning, listed
 from completep.studies.judging import COMPETITIVE, finished
-from completep.studies.scale import RULES, Scale, read_shape, shape_words
+from completep.studies.scale import BASE_VALUES, RULES, Scale, base_shape, read_shape, shape_words
 from completep.sweep.task import Point, Value
 
 if TYPE_CHECKING:
@@ -114,15 +114,22 @@ STUDY = listed(
         name="tau",
         question="Which timescale of weight decay is best, and is it the same for all parameterizations?",
         claim="τ = 0.1407 is near the minimum for every parameterization.",
+        decision=(
+            "What τ = 0.1407 costs over the best τ of each curve, with 90 % intervals over seeds. Agrees if it "
+            "costs at most 1 % everywhere with the whole interval, and τ matters at all (the worst value costs "
+            "more than 1 %)."
+        ),
         axes={
-            "laptop": {"rules": RULES, "shape": ("32x4", "16x16"), "tau": taus(-2, 3), "seed": (0,)},
+            "laptop": {"rules": RULES, "shape": ("32x4", "32x8"), "tau": taus(-2, 3), "seed": (0, 1)},
+            "desk": {"rules": RULES, "shape": ("32x4", "32x16"), "tau": taus(-2, 3), "seed": (0, 1, 2)},
             "paper": {
                 "rules": RULES,
                 "shape": shape_words(*paper.HORIZON_SHAPES[:2]),
                 "tau": taus(-3, 3),
-                "seed": (0,),
+                "seed": (0, 1, 2),
             },
         },
+        tuning=Tuning(base_shape, BASE_VALUES),
         run=run,
         find=find,
         draw=draw,

@@ -48,7 +48,7 @@ def pack(store: Store, path: Path) -> int:
 
 
 def _files(folder: Path) -> dict[str, str]:
-    """By name: what is small and text. The order is that of writing: a folder with a result is a finished run."""
+    """By name: what is small and text."""
     evaluations = sorted(str(p.relative_to(folder)) for p in folder.glob("evaluations/*.json"))
     names = [RUN, METRICS, *filter(EVALUATION.fullmatch, evaluations), RESULT]
     return {name: read_text(folder / name) for name in names if (folder / name).exists()}
@@ -61,7 +61,7 @@ def unpack(path: Path, store: Store) -> Unpacked:
     for number, line in enumerate(_lines(path), 1):
         try:
             name, files = _checked(json.loads(line))
-        except (ValueError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             reason = error.what if isinstance(error, UserError) else str(error)
             raise UserError(f"{path}: run {number} is damaged: {reason}", fix="pack the store again") from error
         if (store.root / name).exists():
@@ -91,18 +91,15 @@ def _lines(path: Path) -> Iterator[str]:
 
 def _checked(entry: Any) -> tuple[str, dict[str, str]]:
     """(name of the run, its files), if they belong together."""
-    match entry:
-        case {"id": str(name), "files": {"run.json": str(run), "result.json": str(result), **others}}:
-            pass
-        case _:
-            raise ValueError("its files are missing")
-    files = {RUN: run, **others, RESULT: result}
-    for other, text in others.items():
-        if not isinstance(text, str) or not (other == METRICS or EVALUATION.fullmatch(other)):
+    files, name = entry.get("files") if isinstance(entry, dict) else None, str(entry["id"])
+    if not isinstance(files, dict) or not {RUN, RESULT} <= files.keys():
+        raise ValueError("its files are missing")
+    for other, text in files.items():
+        if not isinstance(text, str) or not (other in (RUN, METRICS, RESULT) or EVALUATION.fullmatch(other)):
             raise ValueError(f"it has a file {other!r:.80}")
-    if not ID.fullmatch(name) or run_id(run_from_json(run)) != name:
+    if not ID.fullmatch(name) or run_id(run_from_json(files[RUN])) != name:
         raise ValueError("its settings are not those of its name")
-    content = unsealed(result)
+    content = unsealed(files[RESULT])
     if content.get("run") != name:
         raise ValueError("its result is another run's")
     recorded = dict(content.get("files") or {}).get(METRICS)
@@ -115,7 +112,7 @@ def _write(folder: Path, files: dict[str, str]) -> None:
     """Beside, and then renamed, so that a run is there whole or not at all."""
     part = folder.with_name(f".unpacking-{folder.name}")
     shutil.rmtree(part, ignore_errors=True)
-    for name, text in files.items():
+    for name, text in sorted(files.items(), key=lambda file: file[0] == RESULT):  # a folder with a result is finished
         make_folder((part / name).parent)
         write_new(part / name, text)
     part.rename(folder)
