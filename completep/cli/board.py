@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 MOST_ROWS = 24
+TO_BRACKET = 3.5  # runs that bracket a minimum, on average
 
 
 @dataclass
@@ -79,11 +80,7 @@ class Board:
         parts = [f"{kinds.count('done')} of {every} done", f"{len(self.running)} running"]
         parts += [f"{kinds.count(k)} {k}" for k in ("diverged", "hopeless", "failed") if k in kinds]
         left = self.seconds_left()
-        return ", ".join(parts) + (
-            f", {'about ' if self.expected else self.at_most or 'about '}{duration(left)} left"
-            if left is not None
-            else ""
-        )
+        return ", ".join(parts) + (f", about {duration(left)} left" if left is not None else "")
 
     @property
     def as_expected(self) -> bool:
@@ -98,8 +95,22 @@ class Board:
         if self.expected is not None and self.as_expected:
             mean = sum(task.cost for task in self.tasks) / len(self.tasks)
             left = max(0, self.expected - len(self.ended)) * mean
+        elif self.at_most and self.swept is not None:
+            left = self.likely_left(self.swept)
         begun = sum(task.cost for task, _ in self.running.values()) / 2  # on average they are half done
         return max(0.0, left - begun) * (time.monotonic() - self.began) / (self.spent + begun)
+
+    def likely_left(self, swept: str) -> float:
+        """The cost of bracketing every curve that is not bracketed yet. Curves that share their tasks count once."""
+        curves: dict[tuple[tuple[str, object], ...], dict[str, float]] = {}
+        for trial in self.trials:
+            key = tuple((name, value) for name, value in trial.point.items() if name != swept)
+            curves.setdefault(key, {})[trial.task.id] = trial.task.cost
+        left = 0.0
+        for costs in {frozenset(costs): costs for costs in curves.values()}.values():
+            ended = sum(name in self.ended for name in costs)
+            left += max(0.0, min(TO_BRACKET, len(costs)) - ended) * sum(costs.values()) / len(costs)
+        return left
 
     def __rich__(self) -> "Group":
         from rich.console import Group

@@ -1,5 +1,6 @@
-"""The demo: one seed of lr-transfer with four fifths of its tokens. A few minutes on two cores."""
+"""The demo: tune η at a shallow base, and use it in a deeper model. One seed; a few minutes on two cores."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,90 +9,122 @@ import polars as pl
 
 from completep.config import Shape
 from completep.errors import UserError
-from completep.measure.curves import AtShape, Transfer
+from completep.measure.curves import Transfer
+from completep.measure.words import Word
 from completep.rules.table import display_name
 from completep.studies import lr_transfer
-from completep.studies.design import Experiment, Outcome, Sweep
-from completep.studies.judging import (
-    COMPETITIVE,
-    TELL,
-    Transfers,
-    log2_text,
-    only_completep,
-    transfer_frame,
-    transfers_of,
-    with_depth,
-)
+from completep.studies.design import UNSEEN, Agreement, Experiment, Outcome, Sweep
+from completep.studies.judging import COMPETITIVE, TELL, Transfers, finished, log2_text, transfer_frame, transfers_of
 from completep.studies.result import StudyResult
 from completep.studies.run import conclude_sweep
 from completep.studies.scale import LAPTOP
 from completep.sweep.conduct import Watcher, conduct, nobody
 from completep.sweep.local import Local
+from completep.sweep.search import Search
 from completep.sweep.store import Store
 
-JUDGED = ("completep", "mup")  # alpha=0.5 lies between them: one seed cannot judge it
+DEPTHS = (2, 16)
 
 
 def find(experiment: Experiment, frame: pl.DataFrame) -> Outcome[Transfers]:
-    """From one seed, without intervals: how good is the base's best η in the deepest model?
-
-    The agreement is what the losses of this seed say. Since it is one seed, the outcome is "one seed cannot tell".
-    """
-    base = experiment.scale.base
-    transfers = transfers_of(frame, "lr", base)
-    depth = max((s.shape.depth for t in transfers for s in t.shapes), default=base.depth)
-    deepest = {t.rules: s for t in transfers for s in t.shapes if s.shape.depth == depth}
-    failed = {t.rules: fails(t, deepest[t.rules]) for t in transfers if t.rules in deepest}
-    losses = ", ".join(
-        f"{s.loss:.2f} under {display_name(r)} ({s.regret:.1f} % above the best there)" for r, s in deepest.items()
-    )
-    words = {r: "FAIL" if failed[r] else "PASS" for r in failed if r in JUDGED}
-    agreement, ladder = with_depth(only_completep(words), transfers)
-    best = transfers[0]
+    """How good is the deepest model with the η that is best at the base? The tried value itself: nothing is fitted."""
+    ended = finished(frame)
+    transfers = transfers_of(frame, "lr", experiment.scale.base)
+    base, deep = transfers[0].base.depth, int(ended["depth"].max())  # type: ignore[arg-type]
+    tuned = best_tried(ended.filter(pl.col("depth") == base))
+    judged = [at_tuned(t, ended, tuned) for t in transfers]
+    deepest = {t.rules: s.loss / t.best_loss - 1 for t in judged for s in t.shapes if s.shape.depth == deep}
+    changes = {rules: change for rules, change in deepest.items() if not math.isnan(change)}
+    parts = [f"{display_name(r)} {percent(change)}" for r, change in changes.items()]
     sentence = (
-        f"the η tuned at depth {base.depth} ({log2_text(best.best)}) gives at depth {depth} a loss of {losses}; "
-        f"at depth {base.depth} it is {best.best_loss:.2f}{ladder}"
+        f"tuned at depth {base} (η = {log2_text(tuned)}, loss {judged[0].best_loss:.3f}): "
+        f"at depth {deep} the same learning rate makes {', '.join(parts)}"
     )
-    table = transfer_frame(transfers).drop("verdict", "drift_low", "drift_high", "regret_low", "regret_high")
-    judged = [
-        replace(t, word="FAIL" if failed.get(t.rules) else "INCONCLUSIVE", why=explanation(deepest.get(t.rules)))
-        for t in transfers
-    ]
-    return Outcome(agreement, sentence, table, judged)
+    table = transfer_frame(judged).drop("drift_low", "drift_high", "regret_low", "regret_high")
+    return Outcome(agreement(judged, changes), sentence, table, judged)
 
 
-def fails(t: Transfer, deepest: AtShape) -> bool:
-    """What one seed can tell: over 1 % lost to a better η there, or a loss above the base's own."""
-    return deepest.regret > 100 * COMPETITIVE or deepest.loss > t.best_loss * (1 + TELL)
+def best_tried(runs: pl.DataFrame) -> float:
+    """The learning rate of the lowest loss."""
+    finite = runs.filter(pl.col("loss").is_finite())
+    return float((finite if not finite.is_empty() else runs).sort("loss")["lr"][0])
 
 
-def explanation(deepest: AtShape | None) -> str:
-    if deepest is None:
-        return ""
-    return f"at depth {deepest.shape.depth} the base's best is {deepest.regret:.1f} % above the best"
+def at_tuned(t: Transfer, ended: pl.DataFrame, tuned: float) -> Transfer:
+    """The same comparison at the value that was tried, with a word that one seed can bear."""
+    own = ended.filter(pl.col("rules") == t.rules)
+
+    def here(depth: int) -> tuple[float, float]:
+        """(loss with the tuned η, lowest loss)."""
+        runs = own.filter(pl.col("depth") == depth)
+        lowest = runs["loss"].fill_nan(math.inf).min()
+        used = runs.filter(pl.col("lr") == tuned)["loss"].fill_nan(math.inf)
+        return float(used[0]) if len(used) else math.nan, float(lowest)  # type: ignore[arg-type]
+
+    base_loss, _ = here(t.base.depth)
+    shapes = []
+    for s in t.shapes:
+        loss, lowest = here(s.shape.depth)
+        regret = 100 * (loss / lowest - 1)
+        word, why = one_seed_word(loss / base_loss - 1, regret)
+        shapes.append(replace(s, loss=loss, regret=regret, word=word, why=why))
+    deepest = shapes[-1] if shapes else None
+    word, why = (deepest.word, f"at depth {deepest.shape.depth}: {deepest.why}") if deepest else (t.word, t.why)
+    return replace(t, best=tuned, best_loss=base_loss, shapes=tuple(shapes), word=word, why=why)
+
+
+def one_seed_word(change: float, regret: float) -> tuple[Word, str]:
+    """PASS if the deeper model is better and no tried η is much better; FAIL if it is worse; seeds differ by `TELL`."""
+    why = f"{percent(change)} than the base; the best η there is {regret:.1f} % better"
+    if not math.isfinite(change) or change > TELL or regret > 100 * COMPETITIVE:
+        return "FAIL", why
+    return ("PASS" if change < -TELL else "INCONCLUSIVE"), why
+
+
+def percent(change: float) -> str:
+    if not math.isfinite(change):
+        return "diverge"
+    return f"{100 * abs(change):.1f} % {'worse' if change > 0 else 'better'}"
+
+
+def agreement(judged: Transfers, changes: dict[str, float]) -> Agreement:
+    words = {t.rules: t.word for t in judged}
+    if not {"completep", "mup"} <= changes.keys():
+        return UNSEEN
+    if words["completep"] == "FAIL" or changes["completep"] > changes["mup"]:
+        return "does not agree"
+    return "agrees" if words["completep"] == "PASS" and words["mup"] == "FAIL" else UNSEEN
 
 
 DEMO: Sweep[Transfers] = replace(
     lr_transfer.STUDY,
     name="demo",
-    claim="Under CompleteP the η tuned at the base stays the best and deeper is better; under SP and muP neither is.",
+    question="Does a deeper model with the learning rate of the shallow one get better?",
+    claim="Under CompleteP it does. Under SP and muP it gets worse.",
+    decision=(
+        "The losses of one seed at the tried η that is best at the base. Agrees if the deepest model is more than "
+        f"{100 * TELL:g} % better than the base under CompleteP, with no tried η more than {100 * COMPETITIVE:g} % "
+        f"better still, and if under SP/muP it is more than {100 * TELL:g} % worse than the base."
+    ),
     find=find,
+    tuning=None,
+    one_seed=True,
 )
 
 
 def demo(
     *,
     full: bool = False,
-    depths: Sequence[int] = (2, 8, 32),
+    depths: Sequence[int] = DEPTHS,
     seed: int = 0,
     workers: int | None = None,
     out: Path | str = "runs",
     watch: Watcher = nobody,
 ) -> StudyResult:
-    """Tune the learning rate at the first depth, then use it at the others: does it stay the best?
+    """Tune the learning rate at the first depth, then use it at the others: do they get better?
 
     Args:
-        full: the whole grid with three seeds, which gives intervals and a verdict: half an hour.
+        full: the whole grid with three seeds, which gives intervals and a verdict on transfer: half an hour.
         depths: numbers of layers; the first is the base.
         seed: of the initial weights and the order of the data.
         workers: runs at a time; by default one per core.
@@ -99,18 +132,15 @@ def demo(
         watch: sees the runs as they start and end.
     """
     if len(set(depths)) < 2:
-        raise UserError(
-            f"depths={tuple(depths)}: one depth has nothing to transfer to", fix="for instance depths 2 8 32"
-        )
-    study = lr_transfer.STUDY if full else DEMO
-    scale = replace(LAPTOP, base=Shape(LAPTOP.base.width, depths[0]), tokens=(1.0 if full else 0.8) * LAPTOP.tokens)
+        raise UserError(f"depths={tuple(depths)}: one depth has nothing to transfer to", fix="for instance depths 2 16")
+    study = replace(lr_transfer.STUDY, tuning=None) if full else DEMO
+    scale = replace(LAPTOP, base=Shape(LAPTOP.base.width, depths[0]))
     experiment = study.at(scale).narrowed({"depth": list(dict.fromkeys(depths))} | ({} if full else {"seed": [seed]}))
     store = Store(Path(out) / "store")
     store.open()
     trials = study.trials(experiment)
-    conducted = conduct(
-        trials, store, Local(workers), search="grid" if full else "beside", swept=study.swept, watch=watch
-    )
+    search: Search = "grid" if full else "bracket"
+    conducted = conduct(trials, store, Local(workers), search=search, swept=study.swept, watch=watch)
     words = ["demo", *(["--full"] if full else ["--seed", str(seed)]), "--depths", *map(str, depths)]
     words += [] if Path(out) == Path("runs") else ["--out", str(out)]
     return conclude_sweep(study, experiment, store, conducted.trials, words, conducted)

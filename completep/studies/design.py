@@ -207,6 +207,7 @@ class Sweep(Study, Generic[Detail]):
     )
     read: Callable[[Experiment, Store, Trained], pl.DataFrame] | None = None  # the frame, where it is not one of losses
     tuning: Tuning | None = None
+    one_seed: bool = False  # its decision is made for one seed
 
     def tuned_values(self, scale: Scale) -> Axes:
         return {} if self.tuning is None else self.tuning.values.get(scale.name, {})
@@ -266,7 +267,8 @@ class Sweep(Study, Generic[Detail]):
     def outcome(self, experiment: Experiment, frame: pl.DataFrame) -> Outcome[Detail]:
         """What was found, as far as the number of seeds allows."""
         seeds = frame["seed"].n_unique() if "seed" in frame.columns else 1
-        return with_seeds(self.find(experiment, frame), seeds)
+        found = self.find(experiment, frame)
+        return found if self.one_seed else with_seeds(found, seeds)
 
     def conclude(self, experiment: Experiment, frame: pl.DataFrame) -> Conclusion:
         outcome = self.outcome(experiment, frame)

@@ -49,7 +49,7 @@ def find(experiment: Experiment, frame: pl.DataFrame) -> Outcome[pl.DataFrame]:
                 }
             )  # fmt: skip
     if not rows:
-        raise UserError("one depth has nothing to compare with", fix="give at least two, for instance depth=4,16")
+        raise UserError("one depth has nothing to compare with", fix="give at least two, for instance depth=2,8")
     table = pl.DataFrame(rows, infer_schema_length=None).sort("lr", "rules", "shallow")
     agreement, sentence = ordering(table)
     earlier, said = crossing(frame, float(table["lr"].min()))  # type: ignore[arg-type]
@@ -156,8 +156,8 @@ STUDY = listed(
             "the last is open."
         ),
         axes={
-            "laptop": {"rules": RULES, "depth": (4, 16), "lr_factor": (1.0, 4.0), "seed": (0, 1, 2)},
-            "desk": {"rules": RULES, "depth": (4, 16, 64), "lr_factor": (1.0, 4.0), "seed": (0, 1, 2)},
+            "laptop": {"rules": RULES, "depth": (2, 8, 32), "lr_factor": (1.0, 4.0), "seed": (0, 1, 2)},
+            "desk": {"rules": RULES, "depth": (2, 8, 32, 64), "lr_factor": (1.0, 4.0), "seed": (0, 1, 2)},
             "paper": {
                 "rules": RULES,
                 "depth": paper.TRANSFER_DEPTHS,

@@ -36,7 +36,7 @@ def find(experiment: Experiment, frame: pl.DataFrame) -> Outcome[None]:
         if depth > base_depth
     ]
     if not rows:
-        raise UserError("one depth has nothing to compare with", fix="give at least two, for instance depth=4,32")
+        raise UserError("one depth has nothing to compare with", fix="give at least two, for instance depth=2,16")
     table = pl.DataFrame(rows, infer_schema_length=None)
     deep = max(int(row["depth"]) for row in rows)
     deepest = {row["rules"]: row for row in rows if row["depth"] == deep}
@@ -111,8 +111,8 @@ STUDY = listed(
             "to 0 than to -log10 m_L with the rule, and nearer to -log10 m_L without it."
         ),
         axes={
-            "laptop": {"rules": RULES, "depth": (4, 32), "eps": EPS, "seed": (0, 1, 2)},
-            "desk": {"rules": RULES, "depth": (4, 32), "eps": EPS, "seed": (0, 1, 2, 3, 4)},
+            "laptop": {"rules": RULES, "depth": (2, 16), "eps": EPS, "seed": (0, 1, 2)},
+            "desk": {"rules": RULES, "depth": (2, 8, 32), "eps": EPS, "seed": (0, 1, 2, 3, 4)},
             "paper": {
                 "rules": RULES,
                 "depth": paper.TRANSFER_DEPTHS,

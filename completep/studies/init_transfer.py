@@ -23,8 +23,8 @@ STUDY = listed(
         claim=TRANSFER_CLAIM,
         decision=TRANSFER_DECISION,
         axes={
-            "laptop": {"rules": RULES, "depth": (4, 16), "std": STDS, "seed": (0, 1, 2, 3, 4)},
-            "desk": {"rules": RULES, "depth": (4, 16), "std": STDS, "seed": tuple(range(8))},
+            "laptop": {"rules": RULES, "depth": (2, 16), "std": STDS, "seed": (0, 1, 2, 3, 4)},
+            "desk": {"rules": RULES, "depth": (2, 8, 32), "std": STDS, "seed": tuple(range(8))},
             "paper": {"rules": RULES, "depth": paper.TRANSFER_DEPTHS, "std": paper.STDS, "seed": (0, 1, 2)},
         },
         tuning=Tuning(lambda s: Point(rules="completep", depth=s.base.depth, std=s.std), BASE_VALUES),

@@ -21,8 +21,8 @@ STUDY = listed(
         claim=TRANSFER_CLAIM,
         decision=TRANSFER_DECISION,
         axes={
-            "laptop": {"rules": RULES, "depth": (4, 16), "lr": octaves(-9, -3), "seed": (0, 1, 2)},
-            "desk": {"rules": RULES, "depth": (4, 16, 64), "lr": octaves(-9, -3), "seed": (0, 1, 2)},
+            "laptop": {"rules": RULES, "depth": (2, 8, 32), "lr": octaves(-9, -3), "seed": (0, 1, 2)},
+            "desk": {"rules": RULES, "depth": (2, 8, 32, 64), "lr": octaves(-9, -3), "seed": (0, 1, 2)},
             "paper": {
                 "rules": RULES,
                 "depth": paper.TRANSFER_DEPTHS,

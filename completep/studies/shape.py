@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
 SAME_SIZE = 1.35  # non-embedding parameters within this ratio count as one size
 # Each size from its widest shape at the base's depth to deep and narrow ones; no width below the base's.
-LAPTOP_SHAPES = (*((32, 8), (48, 4)), *((32, 12), (40, 8), (56, 4)), *((32, 16), (40, 10), (48, 7), (64, 4)))
+LAPTOP_SHAPES = (*((32, 4), (48, 2)), *((32, 8), (48, 4), (64, 2)), *((32, 16), (48, 7), (64, 4), (88, 2)))
 DESK_SHAPES = (
-    *((32, 16), (40, 10), (48, 7), (64, 4)),
-    *((32, 32), (40, 20), (56, 10), (88, 4)),
-    *((32, 64), (48, 28), (80, 10), (128, 4)),
+    *((32, 8), (40, 5), (48, 4), (64, 2)),
+    *((32, 16), (40, 10), (64, 4), (88, 2)),
+    *((32, 32), (48, 14), (64, 8), (128, 2)),
 )
 
 

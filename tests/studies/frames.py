@@ -7,6 +7,14 @@ import numpy as np
 import polars as pl
 
 
+def optimal_frame(drift, seeds=1, flatter=None):
+    """As `transfer_frame`, at 20 tokens per parameter; and, if asked for, after 4, where bowls are steeper."""
+    long = transfer_frame(drift, seeds=seeds).with_columns(tpp=pl.lit(20.0))
+    if flatter is None:
+        return long
+    return pl.concat([long, transfer_frame(drift, regret=0.05 * flatter, seeds=seeds).with_columns(tpp=pl.lit(4.0))])
+
+
 def transfer_frame(drift, regret=0.05, seeds=3, noise=1e-4, deepening=0.1):
     """Parabolas in log2 η whose minimum moves by `drift[rules]` octaves a doubling of depth."""
     rng = np.random.default_rng(0)
@@ -19,11 +27,13 @@ def transfer_frame(drift, regret=0.05, seeds=3, noise=1e-4, deepening=0.1):
 
 
 def eps_frame(reach):
-    """Loss rises tenfold of itself past what ε each rule and depth allows."""
+    """Loss rises past what ε each rule and depth allows; deeper models start lower."""
     rows = []
-    for (rules, limits), e in product(reach.items(), range(-7, -1)):
+    for (rules, limits), e in product(reach.items(), range(-14, -3)):
         for depth, limit in limits.items():
-            rows.append({"rules": rules, "depth": depth, "eps": 10.0**e, "loss": 2.0 if 10.0**e <= limit else 3.0})
+            rise = 0.1 * math.log1p(math.exp(4 * (e / 2 - math.log10(limit))))
+            loss = (2 - 0.05 * math.log2(depth)) * math.exp(rise)
+            rows.append({"rules": rules, "depth": depth, "eps": 10.0 ** (e / 2), "loss": loss})
     return pl.DataFrame(rows)
 
 

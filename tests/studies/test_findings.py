@@ -26,6 +26,7 @@ from tests.studies.frames import (
     dynamics_frame,
     eps_frame,
     grid_frame,
+    optimal_frame,
     shape_frame,
     tau_frame,
     transfer_frame,
@@ -70,10 +71,18 @@ def test_a_study_without_finished_runs_is_an_error():
 
 
 def test_optimal_transfer_ranks_at_the_bases_best():
-    frame = transfer_frame({"mup": -0.5, "alpha=0.5": 0.5, "completep": 0.0}, seeds=1)
-    assert find(OPTIMAL, frame).agreement == "agrees"
+    frame = optimal_frame({"mup": -0.5, "alpha=0.5": 0.5, "completep": 0.0})
+    assert find(OPTIMAL, frame).agreement == "agrees in part"  # one horizon says nothing of Finding 3
     swapped = frame.with_columns(rules=pl.col("rules").replace({"mup": "completep", "completep": "mup"}))
     assert find(OPTIMAL, swapped).agreement == "does not agree"
+
+
+@pytest.mark.parametrize(("flatter", "agreement"), [(3.0, "agrees"), (1.0, "agrees in part"), (0.3, "agrees in part")])
+def test_longer_runs_are_less_sensitive_or_not(flatter, agreement):
+    """Finding 3: after few tokens, a step away from the best η costs more."""
+    found = find(OPTIMAL, optimal_frame({"mup": -0.5, "alpha=0.5": 0.5, "completep": 0.0}, 3, flatter))
+    assert found.agreement == agreement
+    assert "an octave away from the best η costs" in found.sentence
 
 
 @pytest.mark.parametrize(
@@ -119,7 +128,7 @@ def test_more_comparisons_need_more():
 
 FRAMES = {
     "lr-transfer": transfer_frame({"mup": -0.5, "alpha=0.5": 0.5, "completep": 0.0}, seeds=1),
-    "lr-transfer-compute-optimal": transfer_frame({"mup": -0.5, "alpha=0.5": 0.5, "completep": 0.0}, seeds=1),
+    "lr-transfer-compute-optimal": optimal_frame({"mup": -0.5, "alpha=0.5": 0.5, "completep": 0.0}),
     "eps-transfer": eps_frame({"completep": {2: 1e-4, 16: 1e-4}, "flat-eps=1": {2: 1e-4, 16: 1e-5}}),
     "dynamics": dynamics_frame({"mup": {2: 2.0, 8: 2.1}, "completep": {2: 2.0, 8: 1.8}}),
     "shape": shape_frame({"mup": 0.004, "completep": 0.0}),
@@ -135,7 +144,7 @@ def test_one_seed_never_agrees(name):
     one = study.outcome(study.at(LAPTOP), frame)
     assert one.agreement in (ONE_SEED, UNSEEN)
     if name != "lr-transfer":  # it says nothing at all without intervals
-        assert study.find(study.at(LAPTOP), frame).agreement == "agrees"
+        assert study.find(study.at(LAPTOP), frame).agreement in ("agrees", "agrees in part")
         assert "one seed" in one.sentence
 
 
@@ -195,21 +204,27 @@ def test_savings_have_intervals_where_there_are_seeds():
 def test_eps():
     right = find(EPS, eps_frame({"completep": {2: 1e-4, 16: 1e-4}, "flat-eps=1": {2: 1e-4, 16: 1e-5}}))
     assert right.agreement == "agrees"
-    assert right.table.filter((pl.col("rules") == "completep") & (pl.col("depth") == 16))[
-        "decades"
-    ].item() == pytest.approx(3)
+    shifts = dict(right.table.select("rules", "decades").iter_rows())
+    assert shifts["completep"] == pytest.approx(0, abs=0.02)
+    assert shifts["flat-eps=1"] == pytest.approx(-1, abs=0.02)
     same = find(EPS, eps_frame({"completep": {2: 1e-4, 16: 1e-4}, "flat-eps=1": {2: 1e-4, 16: 1e-4}}))
-    assert same.agreement == UNSEEN
+    assert same.agreement == "does not agree"  # the rule makes no difference
     wrong = find(EPS, eps_frame({"completep": {2: 1e-4, 16: 1e-6}, "flat-eps=1": {2: 1e-4, 16: 1e-4}}))
     assert wrong.agreement == "does not agree"
 
 
 def test_dynamics():
     right = find(DYNAMICS, dynamics_frame({"mup": {2: 2.0, 8: 2.1}, "completep": {2: 2.0, 8: 1.8}}))
-    assert right.agreement == "agrees"
+    assert right.agreement == "agrees in part"  # nothing to compare the crossing with
     crossing = right.table.filter(pl.col("rules") == "completep")["last_step_behind"].unique().to_list()
     assert len(crossing) == 1
     assert 100 <= crossing[0] <= 130  # 4.2 - 2.2 s/150 and 4.8 - 3 s/150 meet at step 112, and three steps are averaged
+    three = dynamics_frame({"mup": {2: 2.0, 8: 2.1}, "alpha=0.5": {2: 2.0, 8: 2.05}, "completep": {2: 2.0, 8: 1.8}})
+    whole = find(DYNAMICS, noisy(three, 1e-3))
+    assert whole.agreement == "agrees"
+    assert "100 % under alpha=0.5" in whole.sentence
+    swap = {"alpha=0.5": "completep", "completep": "alpha=0.5"}
+    assert find(DYNAMICS, noisy(three.with_columns(pl.col("rules").replace(swap)), 1e-3)).agreement == "does not agree"
     wrong = find(DYNAMICS, dynamics_frame({"mup": {2: 2.0, 8: 2.1}, "completep": {2: 2.0, 8: 2.2}}))
     assert wrong.agreement == "does not agree"
 
@@ -295,20 +310,26 @@ def test_a_claim_of_two_parts_may_hold_in_part():
 
 
 def test_what_was_not_tried_is_not_what_diverged():
-    frame = transfer_frame({"mup": 0.0, "completep": 0.0}, seeds=1)
+    frame = optimal_frame({"mup": 0.0, "completep": 0.0})
     far = (pl.col("rules") == "mup") & (pl.col("depth") == 32) & (pl.col("lr") > 2**-8)
     assert find(OPTIMAL, frame.filter(~far)).agreement == UNSEEN
     lost = frame.with_columns(loss=pl.when(far).then(math.nan).otherwise("loss"))
-    assert find(OPTIMAL, lost).agreement == "agrees"
+    assert find(OPTIMAL, lost).agreement == "agrees in part"
 
 
 def test_the_demo_compares_at_one_depth():
-    """One seed can fail, but neither pass nor agree."""
+    """With the tried value that is best at the base: the deepest model is better, worse, or as good as the base."""
     frame = transfer_frame({"mup": -0.5, "completep": 0.0}, seeds=1)
     whole = demo.DEMO.outcome(demo.DEMO.at(LAPTOP), frame)
-    assert whole.agreement == ONE_SEED
-    assert "at depth 32" in whole.sentence
-    assert {t.rules: t.word for t in whole.detail} == {"mup": "FAIL", "completep": "INCONCLUSIVE"}
+    assert whole.agreement == "agrees"
+    assert {t.rules: t.word for t in whole.detail} == {"mup": "FAIL", "completep": "PASS"}
+    losses = {(r, d): x for r, d, lr, x in frame.select("rules", "depth", "lr", "loss").iter_rows() if lr == 2**-6}
+    worse, better = (100 * (losses[r, 32] / losses[r, 2] - 1) for r in ("mup", "completep"))
+    assert f"at depth 32 the same learning rate makes muP {worse:.1f} % worse" in whole.sentence
+    assert f"CompleteP {-better:.1f} % better" in whole.sentence
+    flat = demo.DEMO.outcome(demo.DEMO.at(LAPTOP), transfer_frame({"mup": -0.5, "completep": 0.0}, 0.05, 1, 0, 0.0))
+    assert flat.agreement == UNSEEN
+    assert {t.rules: t.word for t in flat.detail} == {"mup": "FAIL", "completep": "INCONCLUSIVE"}
     without = frame.filter((pl.col("rules") != "completep") | (pl.col("depth") < 32))
     assert find(demo.DEMO, without).agreement == UNSEEN
     swapped = frame.with_columns(rules=pl.col("rules").replace({"mup": "completep", "completep": "mup"}))
@@ -324,13 +345,13 @@ def test_diverged_curves_count():
 
 
 def test_diverged_shapes_count_and_noise_is_not_savings():
-    frame = shape_frame({"mup": 0.004, "completep": 0.0})
+    frame = shape_frame({"mup": 0.004, "completep": 0.0}, sizes=3)
     lost = frame.with_columns(
         loss=pl.when((pl.col("rules") == "completep") & (pl.col("depth") >= 16)).then(math.nan).otherwise("loss")
     )
     assert find(SHAPE, lost).agreement == "does not agree"
     dead = frame.with_columns(
-        loss=pl.when((pl.col("rules") == "mup") & (pl.col("depth") >= 32)).then(math.nan).otherwise("loss")
+        loss=pl.when((pl.col("rules") == "mup") & (pl.col("depth") >= 64)).then(math.nan).otherwise("loss")
     )
     assert find(SHAPE, dead).agreement == "agrees"
     assert find(SHAPE, shape_frame({"mup": 1e-6, "completep": 0.0})).agreement == UNSEEN

@@ -219,7 +219,7 @@ def test_a_scale_that_a_study_lacks_is_an_error():
 
 def test_a_study_without_a_figure_cannot_be_constructed():
     shape = study_named("shape")
-    parts = {f: getattr(shape, f) for f in ("name", "question", "claim", "axes", "run", "find")}
+    parts = {f: getattr(shape, f) for f in ("name", "question", "claim", "decision", "axes", "run", "find")}
     with pytest.raises(TypeError, match="draw"):
         Sweep(**parts)
     assert Sweep(**parts, draw=shape.draw).name == "shape"

@@ -8,7 +8,7 @@ from completep.cli import main
 from completep.config import run_from_json
 from tests.train.runs import small_data
 
-FLAGS = "--width 32 --depth 3 --head-size 16 --tokens 500 --batch 2 --sequence 16 --base-shape 16 2 --seed 3"
+FLAGS = "--width 32 --depth 3 --head-size 8 --tokens 500 --batch 2 --sequence 16 --base-shape 16 2 --seed 3"
 
 
 @pytest.fixture(scope="module")

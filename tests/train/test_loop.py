@@ -31,7 +31,7 @@ from completep.train.records import EvalRecord, Result, StepRecord, read_metrics
 from completep.train.schedule import lr_factor
 from tests.train.runs import EVERY_STEP, small_data, small_run
 
-MODEL = GPTConfig(width=32, depth=3, vocabulary=256, head_size=16)
+MODEL = GPTConfig(width=32, depth=3, vocabulary=256, head_size=8)
 
 
 @pytest.fixture(scope="session")
@@ -84,7 +84,7 @@ def test_training_is_what_plain_torch_does(straight, data):
     folder, _ = straight
     run = small_run(data)
     model = GPT(run.model)
-    base = GPTConfig(width=16, depth=2, vocabulary=256, head_size=16)
+    base = GPTConfig(width=16, depth=2, vocabulary=256, head_size=8)
     scaling = parametrize(model, base=lambda: GPT(base), rules=rules_named("completep")).init_(0.05, seed=0)
     optimizer = torch.optim.AdamW(scaling.param_groups(0.01, weight_decay=0.1, eps=1e-10), betas=(0.9, 0.95))
     first = [g["lr"] for g in optimizer.param_groups]
