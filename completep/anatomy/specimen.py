@@ -4,9 +4,11 @@ import copy
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from completep.anatomy.blocks import Stack
 from completep.config import Shape
@@ -18,10 +20,30 @@ ROWS = 64  # of the tables in a reduced copy
 Factory = Callable[[], nn.Module]
 
 
+class _NothingDrawn(TorchFunctionMode):
+    """Nobody sees the random numbers of a meta tensor, but to draw them torch imports its compiler, for a second.
+
+    Zeros are one change in place, as the draws are (`rules/weights.py` counts changes to tell new models from loaded).
+    """
+
+    DRAWS = frozenset({Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_})
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in self.DRAWS:
+            tensor = args[0] if args else kwargs["tensor"]
+            if tensor.is_meta:
+                with torch.no_grad():
+                    return tensor.zero_()
+        return func(*args, **kwargs)
+
+
 def build(factory: Factory, device: str) -> nn.Module:
     """Call a factory on a device. Your random state is not changed."""
     try:
-        with torch.random.fork_rng(devices=[]), torch.device(device):
+        with torch.random.fork_rng(devices=[]), torch.device(device), _NothingDrawn():
             model = factory()
     except UserError:
         raise

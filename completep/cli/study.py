@@ -179,13 +179,13 @@ def _say(json: bool, content: dict[str, int], line: str) -> None:
 
 def demo(
     full: bool = False,
-    depths: tuple[int, ...] = (2, 16),
+    depths: tuple[int, ...] = (2, 32),
     seed: int = 0,
     workers: int | None = None,
     out: Path = Path("runs"),
     json: bool = False,
 ) -> int:
-    """Tune the learning rate at depth 2, then use it at depth 16: does the deeper model get better? A few minutes on
+    """Tune the learning rate at depth 2, then use it at depth 32: does the deeper model get better? A few minutes on
     two cores.
 
     Trains the paper's decoder on Python's own source under SP/muP, alpha=0.5 and CompleteP, and writes a report.

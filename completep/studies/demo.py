@@ -23,7 +23,7 @@ from completep.sweep.local import Local
 from completep.sweep.search import Search
 from completep.sweep.store import Store
 
-DEPTHS = (2, 16)
+DEPTHS = (2, 32)
 
 
 def find(experiment: Experiment, frame: pl.DataFrame) -> Outcome[Transfers]:
@@ -74,11 +74,9 @@ def at_tuned(t: Transfer, ended: pl.DataFrame, tuned: float) -> Transfer:
 
 
 def one_seed_word(change: float, regret: float) -> tuple[Word, str]:
-    """PASS if the deeper model is better and no tried η is much better; FAIL if it is worse; seeds differ by `TELL`."""
+    """PASS if the deeper model is better than the base by more than seeds differ, and no tried η is much better."""
     why = f"{percent(change)} than the base; the best η there is {regret:.1f} % better"
-    if not math.isfinite(change) or change > TELL or regret > 100 * COMPETITIVE:
-        return "FAIL", why
-    return ("PASS" if change < -TELL else "INCONCLUSIVE"), why
+    return ("PASS" if change < -TELL and regret <= 100 * COMPETITIVE else "FAIL"), why
 
 
 def percent(change: float) -> str:
@@ -88,23 +86,21 @@ def percent(change: float) -> str:
 
 
 def agreement(judged: Transfers, changes: dict[str, float]) -> Agreement:
-    words = {t.rules: t.word for t in judged}
-    if not {"completep", "mup"} <= changes.keys():
+    words = {t.rules: t.word for t in judged if t.rules in changes}
+    if not {"completep", "mup"} <= words.keys():
         return UNSEEN
-    if words["completep"] == "FAIL" or changes["completep"] > changes["mup"]:
-        return "does not agree"
-    return "agrees" if words["completep"] == "PASS" and words["mup"] == "FAIL" else UNSEEN
+    return "agrees" if (words["completep"], words["mup"]) == ("PASS", "FAIL") else "does not agree"
 
 
 DEMO: Sweep[Transfers] = replace(
     lr_transfer.STUDY,
     name="demo",
     question="Does a deeper model with the learning rate of the shallow one get better?",
-    claim="Under CompleteP it does. Under SP and muP it gets worse.",
+    claim="Under CompleteP it does. Under SP and muP it does not.",
     decision=(
-        "The losses of one seed at the tried η that is best at the base. Agrees if the deepest model is more than "
-        f"{100 * TELL:g} % better than the base under CompleteP, with no tried η more than {100 * COMPETITIVE:g} % "
-        f"better still, and if under SP/muP it is more than {100 * TELL:g} % worse than the base."
+        "The losses of one seed at the tried η that is best at the base. PASS if the deepest model is more than "
+        f"{100 * TELL:g} % better than the base (seeds differ by about as much), and no tried η is more than "
+        f"{100 * COMPETITIVE:g} % better there. Agrees if CompleteP passes and SP/muP does not."
     ),
     find=find,
     tuning=None,
@@ -132,7 +128,7 @@ def demo(
         watch: sees the runs as they start and end.
     """
     if len(set(depths)) < 2:
-        raise UserError(f"depths={tuple(depths)}: one depth has nothing to transfer to", fix="for instance depths 2 16")
+        raise UserError(f"depths={tuple(depths)}: one depth has nothing to transfer to", fix="for instance depths 2 32")
     study = replace(lr_transfer.STUDY, tuning=None) if full else DEMO
     scale = replace(LAPTOP, base=Shape(LAPTOP.base.width, depths[0]))
     experiment = study.at(scale).narrowed({"depth": list(dict.fromkeys(depths))} | ({} if full else {"seed": [seed]}))

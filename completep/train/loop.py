@@ -38,6 +38,8 @@ from completep.train.schedule import lr_factor
 from completep.train.settings import How, open_corpus
 from completep.train.speed import total_memory
 
+EVALUATED = 4096  # tokens
+
 
 def quiet(_: object) -> None:
     """Ignore a record or a message."""
@@ -61,7 +63,7 @@ def train(
         return done
     if not (folder / RUN).exists():  # a run of an earlier version can still be resumed
         run.model.require_heads()
-    data = read_data(run, corpus)
+    data = read_data(run, corpus, how.micro_batch or max(1, run.batch // world.size))
     with working_in(folder) if world.first else nullcontext():
         if world.first:
             claim(folder, run)
@@ -176,8 +178,12 @@ def train_claimed(
     return result
 
 
-def read_data(run: Run, corpus: Corpus) -> tuple[Sampler, list[Tensor]]:
-    """The sampler and the validation batches. The data is checked against the model before the first step."""
+def read_data(run: Run, corpus: Corpus, rows: int) -> tuple[Sampler, list[Tensor]]:
+    """The sampler and the validation batches. The data is checked against the model before the first step.
+
+    A validation pass keeps nothing for gradients, so it fits where `rows` sequences can be trained on. Tiny passes are
+    mostly overhead, so they have at least `EVALUATED` tokens.
+    """
     if corpus.vocabulary > run.model.vocabulary:
         raise UserError(
             f"the data has ids up to {corpus.vocabulary - 1}, past the model's vocabulary of {run.model.vocabulary}",
@@ -185,7 +191,8 @@ def read_data(run: Run, corpus: Corpus) -> tuple[Sampler, list[Tensor]]:
         )
     corpus.verify_once()
     sampler = Sampler(corpus, "train", run.sequence, run.batch, run.seed)
-    validation = validation_batches(corpus, run.sequence, run.batch, run.evaluation.tokens)
+    several = max(rows, EVALUATED // run.sequence)
+    validation = validation_batches(corpus, run.sequence, several, run.evaluation.tokens)
     return sampler, [torch.from_numpy(batch) for batch in validation]
 
 

@@ -1,5 +1,8 @@
 """What a module is given, however it is called."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -59,3 +62,16 @@ def test_an_input_that_is_no_activation_is_refused():
 
     with pytest.raises(UserError):
         examine(Direct(32), example=torch.ones(2, 32))
+
+
+def test_a_model_on_the_meta_device_needs_no_compiler():
+    """Torch imports it, for a second, to draw random numbers that nobody sees."""
+    code = (
+        "import sys, torch\nfrom torch import nn\nfrom completep.anatomy.specimen import build\n"
+        "make = lambda: nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 4))\n"
+        "drawn, real = build(make, 'meta'), build(make, 'cpu')\nassert 'torch._dynamo' not in sys.modules\n"
+        "assert all(p.is_meta for p in drawn.parameters())\nassert all((p != 0).any() for p in real.parameters())\n"
+        "assert [p._version for p in drawn.parameters()] == [p._version for p in real.parameters()]\n"
+        "with torch.device('meta'): make()\nassert 'torch._dynamo' in sys.modules  # the negative control"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -114,7 +114,7 @@ def test_exported_weights_are_plain_and_give_the_same_logits(straight, data):
     model = load_exported(folder)
     assert model.get_multipliers() == (1.0, 1.0)
     run = small_run(data)
-    _, validation = read_data(run, open_corpus(run.data))
+    _, validation = read_data(run, open_corpus(run.data), 1)
     loss = evaluation_loss(model, validation, World(0, 1, torch.device("cpu")), nullcontext)
     assert loss == pytest.approx(result.validation_loss, rel=1e-5)
 
