@@ -13,7 +13,9 @@ from completep.studies.run import study_named
 from completep.studies.scale import LAPTOP
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
-NAMES = sorted(p.parent.name for p in RESULTS.glob("*/outcome.csv"))
+PUBLISHED = sorted(p.parent.name for p in RESULTS.glob("*/outcome.csv"))
+EARLIER = {"eps-transfer", "lr-transfer-compute-optimal"}  # judged by a statistic that has been replaced since
+NAMES = [name for name in PUBLISHED if name not in EARLIER]
 
 
 def outcome(name):
@@ -61,4 +63,8 @@ def test_another_run_would_change_the_outcome():
 
 def test_every_study_has_a_page():
     assert isinstance(study_named("shape"), Sweep)
-    assert len(NAMES) == 12
+    assert len(PUBLISHED) == 12
+    index = (RESULTS / "README.md").read_text()
+    assert "Earlier results" in index
+    for name in EARLIER:
+        assert f"`{name}`" in index.partition("by a statistic that has been replaced")[0]
