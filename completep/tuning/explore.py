@@ -19,6 +19,7 @@ from typing import Literal, Protocol
 from completep.errors import UserError
 from completep.sweep.search import Runner
 from completep.sweep.task import Task, Trial, Value
+from completep.tuning.search import refuse_argument
 from completep.tuning.space import Dimension
 from completep.tuning.stopping import StopsEarly
 
@@ -29,6 +30,7 @@ POLISH = 1 / 3  # of the runs
 CONFIRMED = 3  # points that are run with all seeds
 PER_DIMENSION = 10  # runs, where no number is given
 MANY = 12  # dimensions: more are searched at random
+ALIKE = 3  # comparisons along a dimension without any change, after which the script is said to ignore it
 PATIENCE = 3  # rounds without a new point, before the search goes on to the neighbours of the best
 
 
@@ -190,6 +192,19 @@ class Explore:
         """Run what is new, and note the losses."""
         new = [p for p in dict.fromkeys(places) if p not in self.losses]
         self.losses |= self._losses_of(engine, new, 0)
+        for i, d in enumerate(self.dimensions):
+            self._refuse_ignored(i, d)
+
+    def _refuse_ignored(self, i: int, d: Dimension) -> None:
+        """Points that differ in one dimension only, and always have the same loss: the script does not use it."""
+        groups: dict[Place, list[Place]] = {}
+        for place, loss in self.losses.items():
+            if math.isfinite(loss):
+                groups.setdefault((*place[:i], *place[i + 1 :]), []).append(place)
+        several = [sorted(group) for group in groups.values() if len(group) > 1]
+        alike = all(len({self.losses[place] for place in group}) == 1 for group in several)
+        if alike and sum(len(group) - 1 for group in several) >= ALIKE:
+            refuse_argument(d, [d.values[place[i]] for place in several[0]], self.losses[several[0][0]])
 
     def _confirm(self, engine: Runner) -> None:
         """The best few points with all seeds."""
