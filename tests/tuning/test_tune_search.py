@@ -11,7 +11,7 @@ from completep.errors import UserError
 from completep.measure.curves import judge_transfer
 from completep.sweep.store import Store
 from completep.sweep.task import Point, Trial
-from completep.tuning.precision import Advice, Design
+from completep.tuning.precision import Advice, Design, advise
 from completep.tuning.search import Staged, expected_runs, shape_of
 from completep.tuning.space import Dimension
 from tests.tuning.recorded import Looked, Recorded, sweep
@@ -27,7 +27,14 @@ def searched(tmp_path, study, name, rules, depths):
     frame, trials = sweep(study, name, rules)
     trials = [t for t in trials if t.point["depth"] in depths]
     engine = Recorded(Store(tmp_path))
-    done, failed = strategy(trials, name)(engine, trials)
+    base, axis, most = Shape(frame["width"][0], min(depths)), frame[name].unique().to_list(), frame["seed"].n_unique()
+
+    def by_noise(swept, runs, first):
+        """What the noise asks for: more values here, since the grid has no more seeds."""
+        known = [{**t.point, "loss": t.task.known, "rules": rules} for t in runs]
+        return advise(pl.DataFrame(known), swept, base, axis, first, most)
+
+    done, failed = strategy(trials, name, advise=by_noise)(engine, trials)
     assert failed == []
     few = pl.DataFrame([{**t.point, "loss": t.task.known, "rules": rules} for t in done])
     grid = frame.filter(pl.col("depth").is_in(depths))
