@@ -123,7 +123,7 @@ def tune(
     if dry_run:
         plan = tune_plan(
             train, settings=given, model=model or "", workers=workers, accept_changes=accept_changes, out=out,
-            engine=engine, slurm=options,
+            engine=engine, per_gpu=per_gpu, address=address, slurm=options,
         )  # fmt: skip
         show(plan, json)
         return 0

@@ -104,7 +104,7 @@ def prepare(tuning: Tuning, out: Path, *, accept_changes: bool = False, writes: 
         load_factory(tuning.factory)
     subject = tuning.subject()
     subject.check(dimensions, shapes, tuning.seeds)
-    store = Store(out / "store")
+    store = Store(existing_folder(out) / "store")
     store.open() if writes else store.look()
     record = record_path(tuning, out)
     accepted, notes = earlier_runs(record, subject.scripts, store, accept_changes=accept_changes)
@@ -113,6 +113,13 @@ def prepare(tuning: Tuning, out: Path, *, accept_changes: bool = False, writes: 
     if tuning.command and tuning.rules != Tuning.rules and "rules" not in Template(tuning.command).names:
         notes.append(f"The command never uses {{rules}}: your script must apply {tuning.rules} by itself.")
     return Prepared(tuning, subject, dimensions, store, record, tuple(notes), accepted)
+
+
+def existing_folder(out: Path) -> Path:
+    """Refuse a place that cannot be a folder. It need not be there yet."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file, not a folder", fix="choose another folder for out")
+    return out
 
 
 def earlier_runs(

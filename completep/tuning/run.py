@@ -11,7 +11,7 @@ from completep.config import Run, Shape
 from completep.errors import UserError, choice
 from completep.measure.curves import Transfer, judge_transfer
 from completep.rules.table import rules_named
-from completep.sweep.backends import WORKERS, EngineName, make_backend
+from completep.sweep.backends import EngineName, make_backend
 from completep.sweep.conduct import Conducted, Watcher, conduct, nobody
 from completep.sweep.devices import device_count
 from completep.sweep.engine import Backend
@@ -22,7 +22,7 @@ from completep.sweep.training import with_data
 from completep.tuning.again import command_of, engine_words
 from completep.tuning.choices import ChoiceTransfer, judge_choice
 from completep.tuning.precision import Design
-from completep.tuning.prepare import Prepared, frame_of, prepare
+from completep.tuning.prepare import Prepared, existing_folder, frame_of, prepare
 from completep.tuning.record import Known, all_counts, read_record, write_record
 from completep.tuning.result import Tuned, TunePlan, TuneStatus, best_of, judged_frame, line_of
 from completep.tuning.runs import Command
@@ -201,16 +201,18 @@ def tune_plan(
     accept_changes: bool = False,
     out: Place = "runs",
     engine: EngineName = "local",
+    per_gpu: int = 1,
+    address: str | None = None,
     slurm: Mapping[str, str] | None = None,
 ) -> TunePlan:
     """What `tune` would run, without running or writing anything."""
     tuning = tuning_of(train, settings or {}, model)
+    choice("engine", engine, get_args(EngineName))
+    backend = make_backend(engine, workers, address, per_gpu, slurm)
     prepared = prepare(tuning, Path(out), accept_changes=accept_changes, writes=False)
     plan = plan_of(prepared, workers)
-    if engine != "slurm":
-        return plan
-    backend = Slurm(workers or WORKERS, dict(slurm or {}))
-    return replace(plan, engine=backend.script(prepared.store, tuning.ranks))
+    script = backend.script(prepared.store, tuning.ranks) if isinstance(backend, Slurm) else ""
+    return replace(plan, engine=script)
 
 
 def plan_of(prepared: Prepared, workers: int | None) -> TunePlan:
@@ -252,7 +254,7 @@ def seconds_left(prepared: Prepared, trials: Sequence[Trial], runs: int, workers
 
 def tune_status(*, out: Place = "runs") -> TuneStatus:
     """How many runs of every tuning under `out` are done, diverged, running and missing."""
-    root = Path(out)
+    root = existing_folder(Path(out))
     store = Store(root / "store")
     store.look()
     return TuneStatus(root, tuple(all_counts(root, store)))
@@ -276,8 +278,10 @@ def as_space(space: "Mapping[str, object] | Sequence[str]") -> dict[str, object]
     split = (word.partition("=") for word in space)
     found: dict[str, object] = {}
     for name, equals, text in split:
-        if not equals or name.strip() in found:
-            raise UserError(f"{name!r} is not a range, or is given twice", fix="write NAME=2^-10..2^-5, each name once")
+        if not equals:
+            raise UserError(f"space: {name!r} is not a range", fix=f"write {name}=2^-10..2^-5, for instance")
+        if name.strip() in found:
+            raise UserError(f"space: {name.strip()} is given twice", fix="give each name once")
         found[name.strip()] = text
     return found
 

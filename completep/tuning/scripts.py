@@ -33,7 +33,7 @@ def find_scripts(words: Sequence[str], folder: Path, more: Sequence[str] = ()) -
                 files[_name(one, folder)] = one
     for name in more:
         if not (folder / name).is_file():
-            raise UserError(f"there is no file {name!r} to take into account", fix="check the name")
+            raise UserError(f"sources: there is no file {name!r}", fix=f"give a path from {folder}")
         files[name] = folder / name
     return tuple(sorted((name, file_hash(path)) for name, path in files.items()))
 

@@ -147,7 +147,18 @@ def read_tuning(path: Path, changes: Mapping[str, object] | None = None) -> Tuni
 
 
 def make_tuning(content: Mapping[str, object], name: str = "tune") -> Tuning:
-    return structure(dict(content), Tuning, name, FIX)
+    try:
+        return structure(dict(content), Tuning, name, FIX)
+    except UserError as error:
+        raise own_error(error) or error from None
+
+
+def own_error(error: BaseException | None) -> UserError | None:
+    """What a `Tuning` itself refused, with its own way out, from the error that reading it made of that."""
+    if isinstance(error, UserError) and error.__cause__ is None:
+        return error
+    inner = getattr(error, "exceptions", ()) or (getattr(error, "__cause__", None),)
+    return next((found for one in inner if one is not None and (found := own_error(one)) is not None), None)
 
 
 def names_toml(train: "str | Callable[..., object] | Path") -> bool:

@@ -194,7 +194,10 @@ def _grid(name: str, text: str, kind: Kind, first: float, last: float, step: flo
     elif step is None:
         step = (last - first) / (STEPS - 1) or 1.0
     if not step > 0 or (last - first) / step > MOST:
-        raise UserError(f"{name}={text!r}: a step of {step:g} does not divide the range", fix=EXAMPLE)
+        raise UserError(
+            f"{name}={text!r}: a step of {step:g} does not make 2 to {MOST} values",
+            fix=f"leave the step out, or give one above 0 such as {name}={text.split(':')[0]}:0.5",
+        )
     count = int((last - first) / step + 1e-9) + 1
     places = [first + i * step for i in range(count)]
     return tuple(_clean(2.0**p) if kind == "octaves" else round(p, 12) for p in places)

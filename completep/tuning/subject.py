@@ -195,7 +195,7 @@ class DecoderSubject:
         steps = _whole("steps", chosen.get("steps", run.schedule.steps))
         warmup = float(chosen.get("warmup", run.schedule.warmup / run.schedule.steps))
         if not 0 <= warmup <= 1:
-            raise UserError(f"warmup={warmup:g}: is a share of the steps", fix="give a number from 0 to 1")
+            raise UserError(f"warmup={warmup:g} is not a share of the steps", fix="give numbers from 0 to 1")
         hyper = replace(
             run.hyperparameters,
             **{f.name: float(chosen[f.name]) for f in fields(Hyperparameters) if f.name in chosen},

@@ -172,13 +172,45 @@ def test_two_dimensions_from_a_script_to_a_verdict(tmp_path):
         settings=settings, out=tmp_path,
     )  # fmt: skip
     assert result.verdict == "PASS"
-    assert result.values["wd"] == pytest.approx(0.1)
+    assert result.values["wd"] == pytest.approx(0.1, rel=0.05)
+    assert result.best["wd"].low < 0.1 < result.best["wd"].high
     assert abs(math.log2(result.values["lr"]) + 7.3) < 0.15
     assert set(result.tuned().values) == {"lr", "wd"}
-    assert "14 at 64 × 2" in result.write(tmp_path)[0].read_text() or result.conducted.needed < 14 + 30
+    assert [(t.hyperparameter, t.word) for t in result.transfers] == [("lr", "PASS"), ("wd", "PASS")]
+    files = {path.name for path in result.write(tmp_path)}
+    assert {"tune.svg", "tune-wd.svg"} <= files
     with pytest.raises(UserError, match="cannot be bracketed"):
         cp.tune(f"python {BOWL} {words}", space={"lr": "2^-9..2^-5", "wd": "0.1..0.4"}, loss=LOSS, out=tmp_path,
                 settings={"search": "bracket"})  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_second_dimension_that_drifts_fails_and_is_named(tmp_path):
+    """The first one transfers; so did words, whose verdict is their own."""
+    words = "--width {width} --depth {depth} --lr {lr} --wd {wd} --act {act} --seed {seed} --out {folder}"
+    result = cp.tune(
+        f"python {BOWL} {words} --wd-drift -0.9", loss=LOSS, proxies=[(64, 8)], out=tmp_path,
+        space={"lr": "2^-9..2^-5", "wd": "0.0125..0.4", "act": "gelu,relu"},
+        settings={"search": "random", "trials": 20},
+    )  # fmt: skip
+    assert result.values["act"] == "gelu"
+    assert [(t.hyperparameter, t.word) for t in result.transfers] == [("lr", "PASS"), ("wd", "FAIL"), ("act", "PASS")]
+    assert result.verdict == "FAIL"
+    assert "wd: 64 × 8: the optimum drifts by -1." in result.sentence()
+    assert "The best wd does not transfer" in str(result)
+    assert set(result.to_json()["transfers"]) == {"lr", "wd", "act"}
+
+
+def test_a_dimension_that_the_script_ignores_is_noticed_in_the_search(tmp_path):
+    lr, wd = parse_space(["lr=2^-9..2^-3", "wd=2^-5..2^-1"])
+
+    def trial(values, seed):
+        return Trial(Point(), Looked(f"{values}", 2 + 0.05 * (math.log2(values["lr"]) + 6) ** 2, 1.0))
+
+    engine = Recorded(Store(tmp_path))
+    with pytest.raises(UserError, match="ignore wd: with wd = "):
+        Explore([lr, wd], "random", 20, trial)(engine, [])
+    assert len(engine.asked) < 20
 
 
 def test_a_missing_optuna_is_named_before_anything_runs(tmp_path, monkeypatch):

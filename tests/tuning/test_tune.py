@@ -386,6 +386,34 @@ def test_what_cannot_work_is_refused_before_anything_runs(tmp_path, change, said
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        ([], "fix: give a command, a function (file.py:train) or --model gpt: one of them"),
+        (["python x.py"], "fix: give --loss: write '{folder}/metrics.jsonl:val_loss'"),
+        (["--model", "gpt", "--loss", LOSS], "fix: leave it out: the loss is known here"),
+        (["--model", "gpt", "--space", "lr"], "space: 'lr' is not a range"),
+        (["--model", "gpt", "--space", "lr=1..2", "lr=1..4"], "space: lr is given twice"),
+        (["--model", "gpt", "--space", "lr=1..4", "--rules", "foo"], "fix: use sp"),
+        (["--model", "gpt", "--space", "lr=1..4", "--ranks", "0"], "fix: give a positive ranks"),
+        (["--model", "gpt", "--space", "warmup=0.5..4"], "warmup=2 is not a share of the steps"),
+        (["--model", "gpt", "--space", "lr=1..4", "--slurm", "partition=x"], "partition is for SLURM"),
+        (
+            ["--model", "gpt", "--space", "lr=1..4", "--per-gpu", "2", "--engine", "ray"],
+            "per_gpu=2 is for this machine",
+        ),
+        (["--model", "gpt", "--space", "lr=1..4", "--out", __file__], "is a file, not a folder"),
+        (["--model", "gpt", "--space", "lr=1..4:0"], "such as lr=1..4:0.5"),
+        (["status", "--out", __file__], "is a file, not a folder"),
+    ],
+)
+def test_the_way_out_is_that_of_the_mistake(words, said, capsys, tmp_path):
+    """Before anything runs, by a dry run too."""
+    out = [] if "--out" in words else ["--out", str(tmp_path)]
+    assert main(["tune", *words, *out, *([] if words[:1] == ["status"] else ["--dry-run"])]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
         ("--lr {lr} --width {width} --depth {depth} --out {folder}", r"never uses \{seed\}"),
         ("--lr {lr} --seed {seed} --width {width} --out {folder}", r"never uses \{depth\}"),
         ("--lr {lr} --seed {seed} --width {width} --depth {depth}", r"never uses \{folder\}"),
