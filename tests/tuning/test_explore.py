@@ -18,6 +18,8 @@ from tests.tuning.recorded import ROOT, Looked, Recorded
 from tests.tuning.test_tune import BOWL, LOSS
 
 GRID = Path(__file__).parent / "grid.csv"  # lr × std × weight decay of the decoder, 32 × 2, 80 steps, two seeds
+# lr × std × (1 - beta2) of the nanoGPT-style script, 32 × 2, 80 steps, two seeds. Nothing was chosen by it.
+HELD_OUT = Path(__file__).parent / "held_out.csv"
 METHODS = ("gp", "tpe", "random")
 
 
@@ -77,6 +79,31 @@ def test_a_fifth_of_the_grid_finds_its_best(tmp_path, case, method, regret):
     engine, _, found = explored(tmp_path, names, grid, method, 30)
     assert len(engine.asked) <= len(grid) // 5
     assert found <= (1 + regret) * min(grid.values())
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("method", ["tpe", pytest.param("gp", marks=pytest.mark.slow), "random"])
+def test_as_it_is_used_it_finds_the_best_of_a_grid_that_nothing_was_chosen_by(tmp_path, method, first):
+    """Searched with one seed, the best points confirmed with the other: less than a seventh of the grid's runs, and
+    the mean over seeds within half a percent of the best mean. Each seed alone has its best up to 6.5 % above that.
+    """
+    pytest.importorskip("optuna", reason="needs the extra `tune`")
+    names = ("lr", "std", "one_minus_beta2")
+    rows = pl.read_csv(HELD_OUT).iter_rows(named=True)
+    grid = {(*(r[n] for n in names), r["seed"]): r["loss"] for r in rows}
+    points = {key[:-1] for key in grid}
+    dimensions = [Dimension(n, "octaves", tuple(sorted({p[i] for p in points}))) for i, n in enumerate(names)]
+    engine = Recorded(Store(tmp_path))
+
+    def trial(values, seed):
+        key = (*(values[n] for n in names), (first + seed) % 2)
+        return Trial(Point(**values), Looked("-".join(map(repr, key)), grid[key], 1.0))
+
+    search = Explore(dimensions, method, default_budget(dimensions), trial, seeds=2)
+    search(engine, [])
+    means = {p: (grid[*p, 0] + grid[*p, 1]) / 2 for p in points}
+    assert len(engine.asked) <= len(grid) / 7
+    assert means[tuple(search.best[n] for n in names)] <= 1.005 * min(means.values())
 
 
 def test_as_many_points_at_random_are_worse(tmp_path):
