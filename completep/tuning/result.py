@@ -193,7 +193,8 @@ def advice(word: Word, name: str) -> str:
         return (
             f"The best {name} does not transfer. First check that your script applies the rules at every size "
             "(`completep check`, `completep audit`). If it does, tune at a base nearer to the proxies (deeper or "
-            "wider), or nearer to the limit of large depth (a smaller init std of the blocks); then run the same again."
+            "wider), or search the init std too: with it changes how far the base is from the limit of large depth. "
+            "--factory measures that."
         )
     return "The verdict is open. What to add is said above; the same command with it reuses every run that is done."
 
@@ -224,11 +225,12 @@ class TunePlan(Result):
     def sentence(self) -> str:
         e, base, proxies = self.expected, self.tuning.base_shape, self.tuning.shapes[1:]
         larger = " and ".join(f"{s.width} × {s.depth}" for s in proxies)
-        walk = f"about {e.base:.0f} at {base.width} × {base.depth} to find the optimum"
+        at_base = f"at {base.width} × {base.depth}"
+        walk = f"about {e.base:.0f} {at_base} to find the optimum"
         if self.search:
-            searched = f"{len(self.tuning.dimensions)} dimensions"
-            walk = f"{self.search} at {base.width} × {base.depth} to search {searched}, {walk}"
-        seeds = f"about {e.seeds:.0f} more seeds near it, " if e.seeds else ""
+            walk = f"about {self.search} {at_base} to search {len(self.tuning.dimensions)} dimensions"
+        seeds = f"about {e.seeds:.0f} more near it, " if self.search else f"about {e.seeds:.0f} more seeds near it, "
+        seeds = seeds if e.seeds else ""
         time = f", about {duration(self.seconds)} here" if self.seconds is not None else ""
         return (
             f"This needs about {self.runs} runs{time} (at most {e.most + self.search}): {walk}, {seeds}"
@@ -243,7 +245,8 @@ class TunePlan(Result):
         most = max(self.tuning.seeds, self.tuning.most_seeds)
         noisy = " If the noise asks for more, one more value on either side is run"
         noisy += f", with up to {most} seeds." if most > self.tuning.seeds else "."
-        begin = f"For a PASS: {self.tuning.seeds} seeds of the best value and its neighbours at {shapes}."
+        each = " in every dimension" if len(self.tuning.dimensions) > 1 else ""
+        begin = f"For a PASS: {self.tuning.seeds} seeds of the best value and its neighbours{each} at {shapes}."
         return f"{begin}{noisy}{more}" + (f" {self.foreseen}" if self.foreseen else "")
 
     def document(self) -> Document:

@@ -123,7 +123,8 @@ class Staged:
             advice = self.advise(d.name, own, self.designs[d.name])
             if advice is None:
                 continue
-            if advice != self.advice.get(d.name):
+            before = self.advice.get(d.name)
+            if before is None or (before.design, before.seeds) != (advice.design, advice.seeds):
                 self.tell(f"{d.name}: {advice}")
             self.advice[d.name] = advice
             self.designs[d.name] |= advice.design
