@@ -50,7 +50,7 @@ def seconds_of_status(folder: Path) -> tuple[float, float]:
         (store.root / name).mkdir()
         (store.root / name / "result.json").write_text(json.dumps({"status": "done", "loss": 1.0, "seconds": 1.0}))
     (folder / "tunings").mkdir()
-    (folder / "tunings" / "x.json").write_text(json.dumps({"title": "x", "scripts": [], "runs": names}))
+    (folder / "tunings" / "x.json").write_text(json.dumps({"title": "x", "versions": [{"scripts": [], "runs": names}]}))
     times = []
     for _ in range(2):
         began = time.monotonic()

@@ -213,6 +213,40 @@ def welch(one: float, its_freedom: float, two: float, other_freedom: float) -> f
     return (one + two) ** 2 / (one**2 / its_freedom + two**2 / other_freedom)
 
 
+@dataclass(frozen=True)
+class Noise:
+    """A standard deviation, from so many degrees of freedom."""
+
+    value: float
+    freedom: int
+
+    def at_most(self, level: float) -> float:
+        """The upper limit of the standard deviation, at this one-sided level."""
+        from scipy.special import chdtri
+
+        return float(self.value * (self.freedom / chdtri(self.freedom, level)) ** 0.5)
+
+
+def noise_beside_levels(curves: "Sequence[Floats]") -> Noise | None:
+    """Of log losses by value and seed, beside a level per value and per seed, over all curves.
+
+    It is independent of the values' own means. Values that diverged for some seed are left out, and so are seeds of
+    which fewer than two values were run. None with fewer than two seeds of two values.
+    """
+    squares, freedom = 0.0, 0
+    for losses in curves:
+        with np.errstate(invalid="ignore"):
+            logs = np.log(losses)
+        logs = logs[:, np.isfinite(logs).sum(0) >= 2]
+        logs = logs[np.isfinite(logs).all(1)]
+        if min(logs.shape) < 2:
+            continue
+        rest = logs - logs.mean(0) - logs.mean(1, keepdims=True) + logs.mean()
+        squares += float((rest**2).sum())
+        freedom += (logs.shape[0] - 1) * (logs.shape[1] - 1)
+    return Noise((squares / freedom) ** 0.5, freedom) if freedom else None
+
+
 # A bowl in log2 of the value is c2·u² + c3·u³ + c4·u⁴ near its minimum. How far real ones are from parabolas: standard
 # deviations of c3/c2 and c4/c2 with u in octaves, 1.6 times those in docs/results/lr-transfer (0.092 and 0.022).
 SKEW, TAIL = 0.15, 0.035

@@ -1,7 +1,6 @@
 """tuned.json: what a tuning found, as a file that `plan` and `parametrize` take. Sealed, so that damage is seen."""
 
 import json
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from completep.errors import UserError
 from completep.files import read_text, write_over
 
 FORMAT = 1
+LARGEST = 1e300  # of a value
 MADE = "make it with `completep tune`"
 
 
@@ -84,7 +84,8 @@ def read_tuned(source: "TunedValues | Path | str") -> TunedValues:
     tuned = structure(json.loads(text), TunedValues, name, MADE)
     if tuned.format != FORMAT:
         raise UserError(f"{name} has format {tuned.format}; this version reads {FORMAT}", fix=MADE)
-    for key, value in tuned.values.items():
-        if isinstance(value.value, float) and not math.isfinite(value.value):
-            raise UserError(f"{name}: {key} is {value.value}", fix=MADE)
+    numbers = {**{key: value.value for key, value in tuned.values.items()}, **tuned.constants}
+    for key, number in numbers.items():
+        if isinstance(number, (int, float)) and not abs(number) <= LARGEST:
+            raise UserError(f"{name}: {key} is {str(number)[:20]}, not a number that a run can have", fix=MADE)
     return tuned

@@ -17,8 +17,8 @@ import completep as cp
 
 n_layer, n_embd, block_size, vocab_size = 2, 64, 64, 256
 base_n_layer, base_n_embd, rules = 2, 64, "completep"
-batch_size, max_iters, warmup_iters, eval_iters = 16, 150, 30, 20
-learning_rate, init_std, beta1, beta2 = 2**-6, 0.1, 0.9, 0.95
+batch_size, max_iters, warmup_iters, eval_iters = 16, 150, 50, 20
+learning_rate, init_std, beta1, beta2 = 2**-6, 0.125, 0.9, 0.95
 seed, out_dir = 0, "out"
 for word in sys.argv[1:]:  # nanoGPT's configurator
     key, value = word.split("=", 1)

@@ -26,7 +26,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--base-depth", type=int, default=2)
     parser.add_argument("--rules", default="completep")
     parser.add_argument("--lr", type=float, default=2**-6)
-    parser.add_argument("--std", type=float, default=0.1)
+    parser.add_argument("--std", type=float, default=0.125)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--seed", type=int, default=0)
@@ -65,7 +65,7 @@ def main() -> None:
     scaling = cp.parametrize(model, base=lambda: MyModel(a.base_width, a.base_depth), rules=a.rules)
     scaling.init_(std=a.std, seed=a.seed)
     optimizer = torch.optim.AdamW(scaling.param_groups(lr=a.lr, eps=1e-12), betas=(0.9, 0.95))
-    warm = max(1, a.steps // 5)
+    warm = max(1, a.steps // 3)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / warm, (a.steps - step) / (a.steps - warm + 1))
     )

@@ -291,3 +291,26 @@ def test_a_parabola_alone_would_not_cover(monkeypatch):
     for other in curves:
         counts += transfer_coverage(curves[0], other, x, 8, Noise(), 8, rng)
     assert share(counts, "optimum") < 0.6
+
+
+def test_the_noise_is_what_levels_of_values_and_seeds_leave():
+    dice = np.random.default_rng(0)
+    logs = dice.normal(0, 1, (5, 1)) + dice.normal(0, 1, (1, 400)) + dice.normal(0, 0.03, (5, 400))
+    noise = stats.noise_beside_levels([np.exp(logs)])
+    assert noise.value == pytest.approx(0.03, rel=0.05)
+    assert noise.freedom == 4 * 399
+    assert stats.noise_beside_levels([np.exp(logs[:, :1])]) is None
+    exact = np.exp(logs.mean(1, keepdims=True) + logs.mean(0, keepdims=True))
+    assert stats.noise_beside_levels([exact]).value < 1e-12
+    exact[2] = np.inf  # a value that diverged says nothing
+    exact[1:, 7] = np.nan  # nor does a seed of one value
+    rest = stats.noise_beside_levels([exact])
+    assert rest.value < 1e-12
+    assert rest.freedom == 3 * 398
+
+
+def test_the_limit_of_a_noise_is_kept_as_often_as_it_says():
+    dice = np.random.default_rng(1)
+    curves = [np.exp(dice.normal(0, 0.02, (3, 3))) for _ in range(2000)]
+    kept = [stats.noise_beside_levels([c]).at_most(0.8) >= 0.02 for c in curves]
+    assert np.mean(kept) == pytest.approx(0.8, abs=0.03)

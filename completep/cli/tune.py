@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from tyro.conf import Positional, arg
+from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from completep.cli.shared import EXIT, RulesName, Words, console, print_json, show
+from completep.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 Ranges = Annotated[tuple[str, ...], arg(metavar="NAME=LOW..HIGH …")]
 Shapes = Annotated[tuple[str, ...], arg(metavar="WIDTHxDEPTH …")]
+# Both ways are flags of their own, so that neither is given where a file decides.
+Flag = Annotated[bool, FlagCreatePairsOff]
 
 
 def tune(
@@ -25,6 +28,7 @@ def tune(
     base_shape: tuple[int, int] | None = None,
     proxies: Shapes = (),
     seeds: int | None = None,
+    most_seeds: int | None = None,
     rules: RulesName | None = None,
     model: Literal["gpt"] | None = None,
     run: Path | None = None,
@@ -32,9 +36,11 @@ def tune(
     take: Literal["last", "min"] | None = None,
     search: Literal["auto", "bracket", "tpe", "gp", "random"] | None = None,
     trials: int | None = None,
-    stop_early: bool = True,
+    stop_early: Flag = False,
+    no_stop_early: Flag = False,
     sources: tuple[str, ...] = (),
-    resumes: bool = False,
+    resumes: Flag = False,
+    no_resumes: Flag = False,
     ranks: int | None = None,
     factory: str | None = None,
     engine: Literal["local", "ray", "slurm"] = "local",
@@ -58,11 +64,12 @@ def tune(
 
     Args:
         train: a command with placeholders, a function train(trial) -> loss, or a TOML file with all settings.
-        space: what to search, as lr=2^-10..2^-5 (octaves), x=0..0.3:linear:0.1 or x=a,b. The first one is verified.
+        space: what to search, as lr=2^-10..2^-5 (octaves), x=0..0.3:linear:0.1 or x=a,b. Each one is verified.
         loss: where the loss of a command is: FILE:KEY (JSON, JSONL, CSV), output:REGEX, or tensorboard:FOLDER:TAG.
         base_shape: width and depth to tune at; by default 64 2.
         proxies: larger shapes at which the optimum is verified; by default four times the depth.
         seeds: seeds near the optimum; by default 3. One never gives a PASS.
+        most_seeds: how many there may be if the noise asks for more; by default 8.
         rules: what your script applies; {rules} passes it on.
         model: gpt tunes the reference decoder.
         run: with --model: a run.json to vary, instead of a small built-in one.
@@ -70,9 +77,11 @@ def tune(
         take: of several losses, the last or the smallest.
         search: how to search several dimensions; one dimension is bracketed.
         trials: runs of a search over several dimensions.
-        stop_early: end hopeless runs of the search with one seed, where the loss is there on the way.
+        stop_early: end hopeless runs of the search with one seed, where the loss is there on the way; the default.
+        no_stop_early: let them end by themselves.
         sources: more files whose change makes another run. Your script and what it imports count already.
         resumes: your script continues from {folder}; without it every attempt gets an empty folder.
+        no_resumes: the default; for a TOML file that says otherwise.
         ranks: GPUs of each run.
         factory: file.py:model, which takes width and depth, to measure whether the base is fit to tune at.
         engine: this machine, a Ray cluster or a SLURM cluster, whose nodes share the folder.
@@ -103,17 +112,18 @@ def tune(
         return 0
     given: dict[str, object] = {
         "space": as_space(space) or None, "loss": loss, "base": None if base_shape is None else list(base_shape),
-        "proxies": [[s.width, s.depth] for s in map(read_shape, proxies)] or None, "seeds": seeds, "rules": rules,
+        "proxies": [[s.width, s.depth] for s in map(read_shape, proxies)] or None, "seeds": seeds,
+        "most_seeds": most_seeds, "rules": rules,
         "run": None if run is None else str(run), "set": parse_arguments(set) or None, "take": take, "search": search,
-        "trials": trials, "stop_early": None if stop_early else False,
-        "sources": list(sources) or None, "resumes": resumes or None, "ranks": ranks,
+        "trials": trials, "stop_early": either("stop-early", stop_early, no_stop_early),
+        "sources": list(sources) or None, "resumes": either("resumes", resumes, no_resumes), "ranks": ranks,
         "factory": factory,
     }  # fmt: skip
     options = {name: str(value) for name, value in parse_arguments(slurm).items()}
     if dry_run:
         plan = tune_plan(
             train, settings=given, model=model or "", workers=workers, accept_changes=accept_changes, out=out,
-            engine=engine, slurm=options,
+            engine=engine, per_gpu=per_gpu, address=address, slurm=options,
         )  # fmt: skip
         show(plan, json)
         return 0
@@ -129,11 +139,18 @@ def tune(
 
     result = run_tuning(
         train, model=model, settings=given, engine=engine, workers=workers, per_gpu=per_gpu, address=address,
-        slurm=options,
-        accept_changes=accept_changes, out=out, watch=Watch("tune", swept, expected), on_plan=say,
+        slurm=options, accept_changes=accept_changes, out=out, watch=Watch("tune", swept, expected), on_plan=say,
+        tell=lambda line: console(stderr=True).print(line),
     )  # fmt: skip
     show(result, json, out)
     return 1 if result.failed else EXIT[result.verdict]
+
+
+def either(name: str, yes: bool, no: bool) -> bool | None:
+    """What two flags say; None if neither is given."""
+    if yes and no:
+        raise UserError(f"--{name} and --no-{name} are both given", fix="give one of them")
+    return yes if yes or no else None
 
 
 def tune_status(out: Path = Path("runs"), json: bool = False) -> int:

@@ -13,7 +13,7 @@ from typing import Literal, Protocol, cast
 from completep.errors import UserError
 from completep.files import make_folder
 from completep.sweep.store import Store
-from completep.sweep.task import Task
+from completep.sweep.task import Task, is_enough
 
 TRIES = 2
 POLL = 0.5  # seconds
@@ -80,6 +80,8 @@ class Engine:
         self.worked = self.worked or len(todo) < len({task.id for task in tasks})
         if not todo:
             return []
+        for task in todo:
+            self.store.reopen(task)
         self.tries.clear()
         self.backend.open(self.store, todo)
         failed: list[Task] = []
@@ -122,7 +124,7 @@ class Engine:
         """What is left, each once, the largest first: a long task that starts last would leave the other cores idle."""
         distinct = {task.id: task for task in tasks}
         done = self.store.results(distinct.values())
-        left = [task for name, task in distinct.items() if name not in done]
+        left = [task for name, task in distinct.items() if name not in done or not is_enough(task, done[name])]
         return sorted(left, key=lambda task: task.cost, reverse=True)
 
     def judge(self, ended: Ended) -> Event:

@@ -23,6 +23,7 @@ KINDS = {
     "command": "completep.tuning.runs:Command",
     "function": "completep.tuning.runs:Call",
     "training": "completep.sweep.training:Training",
+    "decoder": "completep.tuning.decoder:Decoder",
 }
 
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import polars as pl
@@ -26,6 +27,7 @@ from completep.sweep.task import Named, Task, Trial, Value
 FORMAT = 1  # of a store's folders; another one is refused
 MANIFEST, INDEX, RESULT = "store.json", ".index", "result.json"
 STATUSES = ("done", "diverged", "hopeless")  # how a task may end: hopeless ones were stopped early by a search
+NUMBERS = ("loss", "validation_loss", "seconds")  # in a result, where they are there
 Result = dict[str, Value | None]
 
 
@@ -190,6 +192,9 @@ def _result(text: "str | bytes", path: Path) -> Result:
         content = unsealed(text, or_plain=True)
         if content.get("status") not in STATUSES:
             raise ValueError(f"its status is {content.get('status')!r}")
+        for name in NUMBERS:
+            if not isinstance(content.get(name), (int, float, NoneType)):
+                raise ValueError(f"its {name} is {content[name]!r}, not a number")
     except ValueError as error:
         fix = f"remove the folder {path.parent}, and run the same command again"
         raise UserError(f"{path} is damaged: {error}", fix=fix) from error

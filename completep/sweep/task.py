@@ -61,6 +61,13 @@ class Task(Named, Protocol):
         """What a search minimises; None where there is none."""
 
 
+def is_enough(task: Task, result: Mapping[str, object]) -> bool:
+    """Is this result all that is asked for? That of a run which a search stopped serves only a search that stops runs,
+    which says so by a `bar`.
+    """
+    return result["status"] != "hopeless" or bool(getattr(task, "bar", ()))
+
+
 class TaskError(Exception):
     """A task could not be done. The text says why: it is shown without a traceback."""
 

@@ -4,7 +4,7 @@ Two parameterizations that give the same numbers at a shape (all of them at the 
 """
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -28,6 +28,10 @@ SIMPLEST = ("sp", "mup", "completep")
 INTERPRETER = 0.4e9  # bytes that a process takes before its model
 # Utilisation is not recorded: measuring the peak before each of thousands of small runs costs more than it is worth.
 HOW = How(checkpoint_every=500, keep=1, peak=None)
+
+
+def unseen(record: Record) -> None:
+    """Do not look at it."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +81,11 @@ class Training:
         settings = f"lr {power(h.lr)}, std {h.std:g}, wd {h.weight_decay:.2g}, eps {h.eps:g}, seed {run.seed}"
         return f"{run.rules} {run.model.width} × {run.model.depth}, {settings}"
 
-    def carry_out(self, folder: Path, lock: int) -> None:
-        """With one thread, or under torchrun. A finished run keeps its weights and loses its checkpoints."""
+    def carry_out(self, folder: Path, lock: int, on_record: "Callable[[Record], None]" = unseen) -> None:
+        """With one thread, or under torchrun. A finished run keeps its weights and loses its checkpoints.
+
+        `on_record` sees what a run of one process records.
+        """
         import torch
 
         from completep.train.loop import train
@@ -88,7 +95,7 @@ class Training:
             claim(folder, self.run)
             torchrun(self._command(folder), self.ranks, lock)
         else:
-            train(self.run, folder, self.how)
+            train(self.run, folder, self.how, on_record=on_record)
         if (folder / "result.json").exists():
             shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
@@ -178,6 +185,8 @@ def _records(store: Store, task: Training) -> Iterator[Record]:
     folder = store.folder(task)
     if not (folder / METRICS).exists():
         return iter(())
-    if (result := read_result(folder)) is not None:
+    if (store.result(task) or {}).get("status") in ("done", "diverged"):
+        result = read_result(folder)
+        assert result is not None
         check_files(folder, result, METRICS)
     return read_metrics(folder / METRICS)

@@ -3,19 +3,24 @@
 In: a command template, a Python function or the reference decoder; a space; a base and proxies. Out: `Tuned`, with the
 best values, their intervals, the transfer verdict and tuned.json, which `plan` and `parametrize` take.
 
-    space.py     `lr=2^-10..2^-5` → the values of a dimension
-    template.py  `python train.py --lr {lr}` → the words of one run, without a shell
-    reading.py   where a run's loss is: JSON, JSONL, CSV, output, TensorBoard
-    scripts.py   the hashes of what a command runs
-    hopeless.py  when a run is stopped early
-    trial.py     what a Python function `train(trial)` is given
-    runs.py      a run of a command or a function as a task of the sweep machinery
-    subject.py   what is tuned: makes the task of a run
-    settings.py  all that a tuning is told; TOML
-    record.py    what is remembered between two calls: scripts and runs
-    stopping.py  an engine that stops hopeless runs
-    search.py    which runs, in three stages; how many to expect
-    explore.py   a search over several dimensions: Optuna, or a trust region
-    result.py    `Tuned`, its plan and its status
-    run.py       `tune`, `tune_plan` and `tune_status`: from settings to a result
+    space.py      `lr=2^-10..2^-5` → the values of a dimension
+    template.py   `python train.py --lr {lr}` → the words of one run, without a shell
+    reading.py    where a run's loss is: JSON, JSONL, CSV, output, TensorBoard
+    scripts.py    the hashes of what a command runs
+    hopeless.py   when a run is stopped early
+    trial.py      what a Python function `train(trial)` is given
+    runs.py       a run of a command or a function as a task of the sweep machinery
+    decoder.py    a run of the reference decoder as a task that a search may stop
+    subject.py    what is tuned: makes the task of a run
+    settings.py   all that a tuning is told; TOML
+    record.py     what is remembered between two calls: versions of scripts, and their runs
+    stopping.py   an engine that stops hopeless runs
+    precision.py  how many values and seeds a PASS needs, from the noise alone
+    search.py     which runs, in four stages; how many to expect
+    explore.py    a search over several dimensions: Optuna, or a trust region
+    choices.py    the verdict on a dimension of words
+    result.py     `Tuned`, its plan and its status
+    prepare.py    a tuning that has been checked, and the frame of its results
+    again.py      the command that repeats a tuning
+    run.py        `tune`, `tune_plan` and `tune_status`: from settings to a result
 """

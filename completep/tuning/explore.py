@@ -2,8 +2,8 @@
 
 Proposals come from Optuna (TPE or a Gaussian process), or from a random search in a trust region, which needs nothing
 installed and suits many multipliers. The last third of the runs goes to neighbours of the best points, one dimension
-at a time, so that the search ends in a minimum of the grid where the budget allows. The best few points are then run
-with all seeds, and the best mean is taken: the best of many runs with one seed is partly luck.
+at a time, so that the search ends in a minimum of the grid where the budget allows. The best of many runs with one seed
+is partly luck. So the best points are then run with all seeds, a few at a time, until the best mean is one of those.
 
 Everything is a function of the results so far and of a fixed seed. So after an interruption the same proposals come
 again, and those that were run are in the store already.
@@ -19,6 +19,7 @@ from typing import Literal, Protocol
 from completep.errors import UserError
 from completep.sweep.search import Runner
 from completep.sweep.task import Task, Trial, Value
+from completep.tuning.search import refuse_argument
 from completep.tuning.space import Dimension
 from completep.tuning.stopping import StopsEarly
 
@@ -26,9 +27,11 @@ Method = Literal["tpe", "gp", "random"]
 Place = tuple[int, ...]  # an index into the values of every dimension
 ROUND = 4  # proposals at a time, whatever the number of workers: they decide what comes next
 POLISH = 1 / 3  # of the runs
-CONFIRMED = 3  # points that are run with all seeds
+CONFIRMED = 3  # points at a time that are run with all seeds
+MOST_CONFIRMED = 1 / 3  # of the points of the search
 PER_DIMENSION = 10  # runs, where no number is given
 MANY = 12  # dimensions: more are searched at random
+ALIKE = 3  # comparisons along a dimension without any change, after which the script is said to ignore it
 PATIENCE = 3  # rounds without a new point, before the search goes on to the neighbours of the best
 
 
@@ -128,7 +131,7 @@ class Explore:
     stop_early: bool = True
     seeds: int = 1
     losses: dict[Place, float] = field(default_factory=dict)  # with the first seed
-    means: dict[Place, float] = field(default_factory=dict)  # over all seeds, of the best few
+    means: dict[Place, float] = field(default_factory=dict)  # over all seeds, of the best points
     done: list[Trial] = field(default_factory=list)
     failed: list[Task] = field(default_factory=list)
 
@@ -190,14 +193,31 @@ class Explore:
         """Run what is new, and note the losses."""
         new = [p for p in dict.fromkeys(places) if p not in self.losses]
         self.losses |= self._losses_of(engine, new, 0)
+        for i, d in enumerate(self.dimensions):
+            self._refuse_ignored(i, d)
+
+    def _refuse_ignored(self, i: int, d: Dimension) -> None:
+        """Points that differ in one dimension only, and always have the same loss: the script does not use it."""
+        groups: dict[Place, list[Place]] = {}
+        for place, loss in self.losses.items():
+            if math.isfinite(loss):
+                groups.setdefault((*place[:i], *place[i + 1 :]), []).append(place)
+        several = [sorted(group) for group in groups.values() if len(group) > 1]
+        alike = all(len({self.losses[place] for place in group}) == 1 for group in several)
+        if alike and sum(len(group) - 1 for group in several) >= ALIKE:
+            refuse_argument(d, [d.values[place[i]] for place in several[0]], self.losses[several[0][0]])
 
     def _confirm(self, engine: Runner) -> None:
-        """The best few points with all seeds."""
-        if self.seeds > 1:
-            ranked = sorted(self.losses, key=lambda p: (self.losses[p], p))[:CONFIRMED]
-            each = [{p: self.losses[p] for p in ranked}]
-            each += [self._losses_of(engine, ranked, seed) for seed in range(1, self.seeds)]
-            self.means = {p: sum(losses[p] for losses in each) / len(each) for p in ranked}
+        """The best points with all seeds, until the best of all is one of them: a lucky one falls back."""
+        most = max(CONFIRMED, round(MOST_CONFIRMED * self.budget)) if self.seeds > 1 else 0
+        while len(self.means) < min(most, len(self.losses)):
+            ranked = sorted(self.losses, key=lambda p: (self.means.get(p, self.losses[p]), p))
+            if ranked[0] in self.means:
+                return
+            few = [p for p in ranked[:CONFIRMED] if p not in self.means][: most - len(self.means)]
+            each = [{p: self.losses[p] for p in few}]
+            each += [self._losses_of(engine, few, seed) for seed in range(1, self.seeds)]
+            self.means |= {p: sum(losses[p] for losses in each) / len(each) for p in few}
 
     def _losses_of(self, engine: Runner, places: Sequence[Place], seed: int) -> dict[Place, float]:
         """Infinite where a run diverged, failed or was stopped."""

@@ -3,7 +3,7 @@
 import math
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import polars as pl
@@ -12,7 +12,7 @@ from completep.config import Run, Shape
 from completep.measure.curves import Transfer
 from completep.measure.figures import transfer_figure
 from completep.measure.transfer import DEEPER, transfer_table
-from completep.measure.words import Word
+from completep.measure.words import Word, worst
 from completep.report.document import Cell, Code, Document, Facts, Json, Part, Table, Text, Verdict, number
 from completep.report.result import Result
 from completep.studies.result import versions
@@ -20,6 +20,7 @@ from completep.sweep.conduct import Conducted
 from completep.sweep.store import Counts
 from completep.sweep.task import Value
 from completep.tuned import TunedValue, TunedValues, write_tuned
+from completep.tuning.choices import ChoiceTransfer, choice_table
 from completep.tuning.search import Expected
 from completep.tuning.settings import Tuning
 from completep.tuning.space import Dimension
@@ -51,10 +52,10 @@ class Tuned(Result):
     tuning: Tuning
     title: str  # what was tuned: the command, the function
     name: str  # the same in a few words
-    dimension: Dimension  # whose transfer was verified
+    point: Mapping[str, Value]  # the best of the values that were tried
     best: Mapping[str, Best]
-    transfer: Transfer
-    runs: pl.DataFrame  # a row per run; the verified dimension's own values
+    transfers: tuple[Transfer | ChoiceTransfer, ...]  # one per dimension
+    runs: pl.DataFrame  # a row per run
     scripts: Mapping[str, str]  # name → sha256
     conducted: Conducted
     fitness: str  # whether the base is fit to tune at
@@ -66,7 +67,14 @@ class Tuned(Result):
 
     @property
     def verdict(self) -> Word:
-        return self.transfer.word
+        return worst(t.word for t in self.transfers)
+
+    @property
+    def why(self) -> str:
+        """What decided the verdict."""
+        said = next((t for t in self.transfers if t.word == self.verdict and t.why), None)
+        several = f"{said.hyperparameter}: " if said is not None and len(self.transfers) > 1 else ""
+        return f"{several}{said.why}" if said is not None else ""
 
     @property
     def failed(self) -> int:
@@ -82,7 +90,7 @@ class Tuned(Result):
         """What tuned.json holds."""
         return TunedValues(
             {name: TunedValue(b.value, b.low, b.high) for name, b in self.best.items()},
-            self.tuning.base_shape, self.tuning.rules, self.verdict, self.transfer.why, list(self.tuning.shapes[1:]),
+            self.tuning.base_shape, self.tuning.rules, self.verdict, self.why, list(self.tuning.shapes[1:]),
             self.title, dict(self.scripts), dict(self.tuning.constants),
             self.run.data.sha256 if self.run else None, self.run,
         )  # fmt: skip
@@ -97,16 +105,17 @@ class Tuned(Result):
         base = self.tuning.base_shape
         found = ", ".join(f"{name} = {best}" for name, best in self.best.items())
         sentence = f"best at {base.width} × {base.depth}: {found}"
-        return sentence + (f"; {self.transfer.why}" if self.transfer.why else "") + DEEPER[self.transfer.deeper]
+        bowl = next((t for t in self.transfers if isinstance(t, Transfer)), None)
+        return sentence + (f"; {self.why}" if self.why else "") + DEEPER[bowl.deeper if bowl is not None else None]
 
     def document(self) -> Document:
+        blamed = [t.hyperparameter for t in self.transfers if t.word == self.verdict]
         parts: list[Part] = [
             Verdict(self.verdict, self.sentence()),
-            Text(advice(self.verdict, self.dimension.name)),
+            Text(advice(self.verdict, " and ".join(blamed))),
             *([Text(self.fitness)] if self.fitness else []),
             *map(Text, self.notes),
-            transfer_table([self.transfer]),
-            transfer_figure(self._judged(), [self.transfer], "tune", f"Does the best {self.dimension.name} stay best?"),
+            *(part for d, t in zip(self.tuning.dimensions, self.transfers, strict=True) for part in self._parts(d, t)),
             Facts("Settings", self.settings(), page_only=True),
             Code(shlex.join(self.command), "Run it again", page_only=True),
         ]
@@ -114,10 +123,16 @@ class Tuned(Result):
             parts.append(Table.of_frame("Runs", self.runs, collapsed=True))
         return Document(f"Tuned: {self.name}", tuple(parts), "completep tune")
 
-    def _judged(self) -> pl.DataFrame:
-        """The runs at the best values of the other dimensions."""
-        others = [pl.col(name) == best.value for name, best in self.best.items() if name != self.dimension.name]
-        return judged_frame(self.runs.filter(*others) if others else self.runs, self.dimension)
+    def _parts(self, d: Dimension, t: Transfer | ChoiceTransfer) -> list[Part]:
+        """What is shown of one dimension."""
+        if isinstance(t, ChoiceTransfer):
+            return [choice_table(t)]
+        name = "tune" if d == self.tuning.dimensions[0] else f"tune-{d.name}"
+        frame = judged_frame(line_of(self.runs, d, self.point), d)
+        return [
+            transfer_table([on_values(t, d)]),
+            transfer_figure(frame, [t], name, f"Does the best {d.name} stay best?"),
+        ]
 
     def settings(self) -> dict[str, str]:
         t = self.tuning
@@ -142,11 +157,11 @@ class Tuned(Result):
     def to_json(self) -> Json:
         return {
             "verdict": self.verdict,
-            "why": self.transfer.why,
+            "why": self.why,
             "values": {name: asdict(best) for name, best in self.best.items()},
             "base": asdict(self.tuning.base_shape),
             "rules": self.tuning.rules,
-            "transfer": asdict(self.transfer),
+            "transfers": {t.hyperparameter: {**asdict(t), "word": t.word, "why": t.why} for t in self.transfers},
             "runs": self.conducted.needed,
             "runs_of_the_grid": self.conducted.planned,
             "failed": self.failed,
@@ -156,8 +171,14 @@ class Tuned(Result):
         }
 
 
+def line_of(runs: pl.DataFrame, d: Dimension, point: Mapping[str, Value]) -> pl.DataFrame:
+    """The runs along one dimension: those with the others at the point."""
+    others = [pl.col(name) == value for name, value in point.items() if name != d.name]
+    return runs.filter(*others) if others else runs
+
+
 def judged_frame(runs: pl.DataFrame, dimension: Dimension) -> pl.DataFrame:
-    """The runs with places instead of the verified dimension's values: positive numbers, in octaves or steps."""
+    """The runs with places instead of a dimension's values: positive numbers, in octaves or steps."""
     places = [dimension.place(v) for v in runs[dimension.name]]
     return runs.with_columns(pl.Series(dimension.name, places, dtype=pl.Float64))
 
@@ -172,7 +193,8 @@ def advice(word: Word, name: str) -> str:
         return (
             f"The best {name} does not transfer. First check that your script applies the rules at every size "
             "(`completep check`, `completep audit`). If it does, tune at a base nearer to the proxies (deeper or "
-            "wider), or nearer to the limit of large depth (a smaller init std of the blocks); then run the same again."
+            "wider), or search the init std too: with it changes how far the base is from the limit of large depth. "
+            "--factory measures that."
         )
     return "The verdict is open. What to add is said above; the same command with it reuses every run that is done."
 
@@ -191,6 +213,7 @@ class TunePlan(Result):
     scripts: Mapping[str, str]
     notes: tuple[str, ...]
     words: tuple[str, ...]  # of one run, as an example
+    foreseen: str = ""  # what the noise of the runs so far asks for
     engine: str = ""  # what the engine would submit
 
     slug = "plan"
@@ -202,11 +225,12 @@ class TunePlan(Result):
     def sentence(self) -> str:
         e, base, proxies = self.expected, self.tuning.base_shape, self.tuning.shapes[1:]
         larger = " and ".join(f"{s.width} × {s.depth}" for s in proxies)
-        walk = f"about {e.base:.0f} at {base.width} × {base.depth} to find the optimum"
+        at_base = f"at {base.width} × {base.depth}"
+        walk = f"about {e.base:.0f} {at_base} to find the optimum"
         if self.search:
-            searched = f"{len(self.tuning.dimensions)} dimensions"
-            walk = f"{self.search} at {base.width} × {base.depth} to search {searched}, {walk}"
-        seeds = f"about {e.seeds:.0f} more seeds near it, " if e.seeds else ""
+            walk = f"about {self.search} {at_base} to search {len(self.tuning.dimensions)} dimensions"
+        seeds = f"about {e.seeds:.0f} more near it, " if self.search else f"about {e.seeds:.0f} more seeds near it, "
+        seeds = seeds if e.seeds else ""
         time = f", about {duration(self.seconds)} here" if self.seconds is not None else ""
         return (
             f"This needs about {self.runs} runs{time} (at most {e.most + self.search}): {walk}, {seeds}"
@@ -218,8 +242,12 @@ class TunePlan(Result):
         if self.tuning.seeds < 2:
             return f"One seed never gives a PASS: use 3 seeds, which run the best value and its neighbours at {shapes}."
         more = "" if self.tuning.seeds > 2 else " Two seeds give wide intervals: 3 decide more often."
-        wider = " If that leaves the verdict open, one more value on either side is run."
-        return f"For a PASS: {self.tuning.seeds} seeds of the best value and its neighbours at {shapes}.{wider}{more}"
+        most = max(self.tuning.seeds, self.tuning.most_seeds)
+        noisy = " If the noise asks for more, one more value on either side is run"
+        noisy += f", with up to {most} seeds." if most > self.tuning.seeds else "."
+        each = " in every dimension" if len(self.tuning.dimensions) > 1 else ""
+        begin = f"For a PASS: {self.tuning.seeds} seeds of the best value and its neighbours{each} at {shapes}."
+        return f"{begin}{noisy}{more}" + (f" {self.foreseen}" if self.foreseen else "")
 
     def document(self) -> Document:
         done = self.counts.done + self.counts.diverged
@@ -241,6 +269,7 @@ class TunePlan(Result):
             "runs": self.runs, "at_most": self.expected.most + self.search, "expected": asdict(self.expected),
             "search": self.search, "counts": asdict(self.counts), "seconds": self.seconds, "workers": self.workers,
             "scripts": dict(self.scripts), "notes": list(self.notes), "words": list(self.words), "engine": self.engine,
+            "foreseen": self.foreseen,
         }  # fmt: skip
 
 
@@ -266,8 +295,15 @@ class TuneStatus(Result):
         return {"tunings": self._rows()}
 
 
-def best_of(dimension: Dimension, transfer: Transfer) -> Best:
-    """The verified dimension's optimum, back from its place to its value."""
+def on_values(t: Transfer, d: Dimension) -> Transfer:
+    """With values instead of places."""
+    return replace(t, best=d.at(t.best), shapes=tuple(replace(s, optimum=d.at(s.optimum)) for s in t.shapes))
+
+
+def best_of(dimension: Dimension, transfer: Transfer | ChoiceTransfer) -> Best:
+    """A dimension's optimum at the base, back from its place to its value."""
+    if isinstance(transfer, ChoiceTransfer):
+        return Best(transfer.best)
     interval = transfer.best_interval
     places = (0.0, math.inf) if interval is None else (interval.low, interval.high)
     low, high = (dimension.at(place) if 0 < place < math.inf else None for place in places)

@@ -1,8 +1,8 @@
 """A run of your training as a task: a command, or a Python function. Each is done once, by its content.
 
-A run is its words (or its function), its values and seed, and the hashes of its scripts. Where it runs is no part of
-it. Its folder in the store has run.json, stdout.txt and stderr.txt, `work` (the {folder} that your script gets) and
-result.json.
+A run is its words (or its function), its values, rules and seed, and the hashes of its scripts. Where it runs is no
+part of it. Its folder in the store has run.json, stdout.txt and stderr.txt, `work` (the {folder} that your script
+gets) and result.json.
 """
 
 import hashlib
@@ -109,8 +109,14 @@ class Command:
     def id(self) -> str:
         return identity(
             "command", words=self.words("{folder}"), loss=[self.source.kind, self.source.place, self.source.key],
-            take=self.take, values=dict(self.setting.values), seed=self.setting.seed, scripts=self.scripts,
+            take=self.take, values=dict(self.setting.values), rules=self.setting.rules, seed=self.setting.seed,
+            scripts=self.scripts,
         )  # fmt: skip
+
+    @property
+    def group(self) -> tuple[Shape, int]:
+        """Runs of one group can be compared on their way."""
+        return self.setting.shape, self.setting.seed
 
     @property
     def cost(self) -> float:
@@ -229,6 +235,9 @@ def prepare(folder: Path, content: Mapping[str, object], *, keep: bool) -> Path:
 def write_loss(folder: Path, readings: list[Reading], take: Take, seconds: float) -> None:
     loss = final_loss(readings, take)
     finite = math.isfinite(loss)
+    if finite and loss <= 0:
+        what = f"the loss is {loss:g}, but it must be above 0, since the verdict is in percent of it"
+        raise TaskError(f"{what}: report a cross-entropy or an error instead")
     result = {
         "status": "done" if finite else "diverged", "loss": loss if finite else None, "step": readings[-1].step,
         "seconds": seconds,
@@ -270,6 +279,11 @@ class Call:
         )
 
     @property
+    def group(self) -> tuple[Shape, int]:
+        """Runs of one group can be compared on their way."""
+        return self.setting.shape, self.setting.seed
+
+    @property
     def cost(self) -> float:
         return self.setting.cost
 
@@ -306,7 +320,7 @@ class Call:
         except Hopeless:
             write_hopeless(folder, self.readings(folder), time.monotonic() - began)
             return
-        readings = self.readings(folder)
+        readings = read_reports(folder / REPORTS)
         if returned is not None:
             readings = [*readings, Reading(readings[-1].step + 1 if readings else 0, _as_number(returned, self.target))]
         if not readings:
@@ -314,8 +328,11 @@ class Call:
         write_loss(folder, readings, self.take, time.monotonic() - began)
 
     def readings(self, folder: Path) -> list[Reading]:
-        """The losses that the run has reported so far."""
-        return read_reports(folder / REPORTS)
+        """The losses that the run has reported so far; none if the file of them is damaged."""
+        try:
+            return read_reports(folder / REPORTS)
+        except TaskError:
+            return []
 
 
 def _as_number(returned: object, target: str) -> float:

@@ -1,10 +1,12 @@
 """What a command runs, by content: scripts and configurations among its words, and what a Python script imports from
-beside itself. Other files, such as data or a log, count only if they are named as sources.
+its own folder, from the working directory (`python -m`) or from a folder there that PYTHONPATH names.
 
-A run's identity holds these hashes, so that a changed script is another run.
+Other files, such as data or a log, count only if they are named as sources. A run's identity holds these hashes, so
+that a changed script is another run.
 """
 
 import ast
+import glob
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
@@ -12,56 +14,96 @@ from pathlib import Path
 
 from completep.errors import UserError
 from completep.files import sha256_of
+from completep.tuning.template import PLACE, placeholders
 
 Hashes = tuple[tuple[str, str], ...]  # (name, sha256), sorted
 SUFFIXES = (".py", ".sh", ".bash", ".yaml", ".yml", ".toml", ".json", ".cfg", ".ini", ".conf", ".gin")
 WHOLE = 2**28  # bytes: larger files are known by their size, their first and their last MiB
-MOST_FILES = 500  # that one script imports from beside itself
+MOST_FILES = 500  # that one script imports
 
 
 def find_scripts(words: Sequence[str], folder: Path, more: Sequence[str] = ()) -> Hashes:
-    """The files that a command names, with what they import from beside themselves, and `more`."""
+    """The files that a command names, with what they import, and `more`."""
     files: dict[str, Path] = {}
     for i, word in enumerate(words):
-        path = folder / word
-        if i and words[i - 1] == "-m":
-            path = _module(folder, word) or path
-        if "{" in word or not path.is_file() or not (path.suffix in SUFFIXES or os.access(path, os.X_OK)):
-            continue
-        if i == 0 and path.suffix not in SUFFIXES:
-            continue  # the interpreter is not a part of the script
-        files[word] = path
-        files |= {_beside(path, other): other for other in local_imports(path)}
+        by_name = bool(i) and words[i - 1] == "-m"
+        for path in _modules(folder, word) if by_name else _files(folder, word, first=i == 0):
+            roots = [folder if by_name else path.parent, *_python_path(folder)]
+            for one in (path, *local_imports(path, roots)):
+                files[_name(one, folder)] = one
     for name in more:
         if not (folder / name).is_file():
-            raise UserError(f"there is no file {name!r} to take into account", fix="check the name")
+            raise UserError(f"sources: there is no file {name!r}", fix=f"give a path from {folder}")
         files[name] = folder / name
     return tuple(sorted((name, file_hash(path)) for name, path in files.items()))
 
 
-def _beside(script: Path, other: Path) -> str:
-    return other.relative_to(script.parent).as_posix()
+def _name(path: Path, folder: Path) -> str:
+    return (path.relative_to(folder) if path.is_relative_to(folder) else path).as_posix()
 
 
-def _module(folder: Path, name: str) -> Path | None:
-    place = folder.joinpath(*name.split("."))
-    candidates = (place.with_suffix(".py"), place / "__main__.py")
-    return next((path for path in candidates if path.is_file()), None)
+def _files(folder: Path, word: str, *, first: bool) -> list[Path]:
+    """The scripts and configurations that a word names: FILE, KEY=FILE, or configs/{width}.yaml, which are several."""
+    if first and os.sep not in word:
+        return []  # a program on the PATH is not a part of the script
+    texts = (word, word.partition("=")[2]) if "=" in word else (word,)
+    return [path for text in texts if text for path in _matching(folder, text) if _is_script(path)]
 
 
-def local_imports(script: Path) -> set[Path]:
-    """Python files beside a script that it imports, and that those import; found in the source, nothing is run."""
+def _matching(folder: Path, text: str) -> list[Path]:
+    names = placeholders(text)
+    if not names:
+        return [folder / PLACE.sub(lambda match: match[0][0], text)]
+    if "folder" in names or not text.endswith(SUFFIXES):
+        return []
+    ends = [0, *(end for match in PLACE.finditer(text) for end in match.span()), len(text)]
+    pattern = "*".join(glob.escape(text[a:b]) for a, b in zip(ends[::2], ends[1::2], strict=True))
+    return sorted(Path(path) for path in glob.glob(str(Path(glob.escape(str(folder)), pattern))))
+
+
+def _is_script(path: Path) -> bool:
+    try:
+        if not path.is_file():
+            return False
+        if path.suffix in SUFFIXES:
+            return True
+        with path.open("rb") as file:
+            return os.access(path, os.X_OK) and file.read(2) == b"#!"
+    except (OSError, ValueError):  # a word that is no path, such as one that is too long
+        return False
+
+
+def _modules(folder: Path, name: str) -> list[Path]:
+    """What `python -m a.b` runs: the packages on the way, and the module or its __main__."""
+    parts = name.split(".")
+    packages = [folder.joinpath(*parts[: i + 1], "__init__.py") for i in range(len(parts))]
+    place = folder.joinpath(*parts)
+    candidates = (*packages, place.with_suffix(".py"), place / "__main__.py")
+    return [path for path in candidates if _is_script(path)]
+
+
+def _python_path(folder: Path) -> list[Path]:
+    """Folders of PYTHONPATH that belong to the working directory: what is installed elsewhere does not count."""
+    given = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    places = [(folder / entry).resolve() for entry in given]
+    return [place for place in places if place.is_relative_to(folder.resolve())]
+
+
+def local_imports(script: Path, roots: Sequence[Path]) -> set[Path]:
+    """Python files that a script imports from these folders, and that those import; found in the source, without
+    running anything.
+    """
     found: set[Path] = set()
     todo = [script]
     while todo and len(found) < MOST_FILES:
-        for path in _imported(todo.pop(), script.parent):
+        for path in _imported(todo.pop(), roots):
             if path not in found and path != script:
                 found.add(path)
                 todo.append(path)
     return found
 
 
-def _imported(file: Path, root: Path) -> Iterator[Path]:
+def _imported(file: Path, roots: Sequence[Path]) -> Iterator[Path]:
     if file.suffix != ".py":
         return
     try:
@@ -70,29 +112,31 @@ def _imported(file: Path, root: Path) -> Iterator[Path]:
         return  # the run itself will say what is wrong
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            yield from _absolute(roots, [alias.name for alias in node.names])
         elif isinstance(node, ast.ImportFrom) and not node.level:
-            names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
+            yield from _absolute(roots, [f"{node.module}.{alias.name}" for alias in node.names])
         elif isinstance(node, ast.ImportFrom):
             here = file.parent.joinpath(*([".."] * (node.level - 1))).resolve()
             module = f"{node.module}." if node.module else ""
-            yield from _inside(root, (_place(here, f"{module}{alias.name}") for alias in node.names))
-            yield from _inside(root, (_place(here, node.module or ""),))
-            continue
-        else:
-            continue
-        for name in names:
-            parts = name.split(".")
-            yield from _inside(root, (_place(root, ".".join(parts[: i + 1])) for i in range(len(parts))))
+            names = ("", node.module or "", *(f"{module}{alias.name}" for alias in node.names))
+            places = (_place(here, name) for name in names)
+            yield from (p for p in places if p is not None and any(p.is_relative_to(root) for root in roots))
+
+
+def _absolute(roots: Sequence[Path], names: Sequence[str]) -> Iterator[Path]:
+    """Every package on the way to a module, from the first folder that has its first part."""
+    for name in names:
+        parts = name.split(".")
+        root = next((r for r in roots if _place(r, parts[0]) or (r / parts[0]).is_dir()), None)
+        if root is not None:
+            places = (_place(root, ".".join(parts[: i + 1])) for i in range(len(parts)))
+            yield from (place for place in places if place is not None)
 
 
 def _place(root: Path, name: str) -> Path | None:
     place = root.joinpath(*name.split(".")) if name else root
-    return next((p for p in (place.with_suffix(".py"), place / "__init__.py") if p.is_file()), None)
-
-
-def _inside(root: Path, paths: "Iterator[Path | None] | tuple[Path | None, ...]") -> Iterator[Path]:
-    yield from (path for path in paths if path is not None and path.is_relative_to(root))
+    candidates = ((place.with_suffix(".py"),) if name else ()) + (place / "__init__.py",)
+    return next((p for p in candidates if p.is_file()), None)
 
 
 def file_hash(path: Path) -> str:

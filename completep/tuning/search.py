@@ -1,110 +1,187 @@
-"""Which runs a tuning makes, in three stages, and a fourth if it is needed.
+"""Which runs a tuning makes, in four stages.
 
-1. At the base, with one seed: walk to the minimum.
-2. At the base, with all seeds: the best value and its neighbours. If the mean over seeds moves the minimum, walk on.
-3. At every larger proxy, with all seeds: the base's best value and its neighbours. Where it has drifted, walk on.
-4. Only if the verdict is still open: one more value on either side of every curve's best, which tells the shape of a
-   flat or noisy bowl.
+1. At the base: walk to the minimum. One dimension with one seed; of several, a search (explore.py) has found the point.
+2. At the base, with all seeds: the best value and its neighbours, in every dimension in turn, the others at their best.
+   If the mean over seeds moves the minimum, walk on.
+3. At every larger proxy, with all seeds: the base's best value and its neighbours, in every dimension. Where it has
+   drifted, walk on.
+4. After stage 2 and after stage 3: as many more values and seeds as the noise asks for (precision.py), whatever the
+   verdict would be so far.
 
-Seeds are spent near the optimum only. Three values and three seeds at each shape decide as the whole grid does on the
-recorded sweeps of docs/results (tests/tuning/test_search.py).
+A dimension of words, or of two values, has no neighbours: all its values are run.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from completep.config import Shape
 from completep.errors import UserError
 from completep.sweep.search import Bracketing, Losses, Runner, next_values
 from completep.sweep.task import Task, Trial, Value
+from completep.tuning.precision import WIDEST, Advice, Design
 from completep.tuning.space import Dimension
-from completep.tuning.stopping import FinishesStopped, StopsEarly
+from completep.tuning.stopping import StopsEarly
+
+PASSES = 3  # over all dimensions at the base, until none moves
 
 
 def shape_of(trial: Trial) -> Shape:
     return Shape(trial.point.whole("width"), trial.point.whole("depth"))
 
 
+def no_advice(name: str, trials: Sequence[Trial], first: Design) -> Advice | None:
+    """Nothing more is run."""
+    return None
+
+
 @dataclass
 class Staged:
-    """A `Strategy` for `conduct`: the three stages along one dimension. A trial's point has the value's place."""
+    """A `Strategy` for `conduct` that makes its own trials. A trial's point has the places of values."""
 
-    dimension: Dimension
-    base: Shape
+    dimensions: Sequence[Dimension]
+    shapes: Sequence[Shape]  # the base first
+    seeds: int
+    trial: Callable[[Shape, Mapping[str, Value], int], Trial]  # of a shape, values and a seed
+    point: dict[str, Value] = field(default_factory=dict)  # where a search has ended; empty with one dimension
     stop_early: bool = True
-    is_open: Callable[[Sequence[Trial]], bool] = lambda trials: False  # can more values decide?
+    # From the runs of one dimension: what their noise asks for.
+    advise: Callable[[str, Sequence[Trial], Design], Advice | None] = no_advice
+    tell: Callable[[str], None] = lambda line: None
     done: list[Trial] = field(default_factory=list)
     failed: list[Task] = field(default_factory=list)
+    designs: dict[str, Design] = field(default_factory=dict)
+    advice: dict[str, Advice] = field(default_factory=dict)
 
     def __call__(self, engine: Runner, trials: Sequence[Trial]) -> tuple[list[Trial], list[Task]]:
-        at_base = [t for t in trials if shape_of(t) == self.base]
-        larger = [t for t in trials if shape_of(t) != self.base]
-        first_seed = min(t.point.whole("seed") for t in at_base)
-        first = StopsEarly(engine) if self.stop_early else FinishesStopped(engine)
-        engine = FinishesStopped(engine)
-        best = self._walk(first, [t for t in at_base if t.point.whole("seed") == first_seed], None)
-        self._refuse_all_diverged(engine)
-        best = self._walk(engine, at_base, best)
-        self._walk(engine, larger, best)
+        self.designs = {d.name: Design(1, self.seeds) for d in self.dimensions}
+        if not self.point:
+            self._find(engine)
+        base, larger = self.shapes[:1], self.shapes[1:]
+        self._settle(engine)
+        self._refine(engine, base)
+        for shape in larger:
+            for d in self.dimensions:
+                self._walk(engine, d, shape)
         refuse_ignored_shapes(engine, self.done)
-        if self.is_open(self.done):
-            self._widen(engine, trials)
+        self._refine(engine, self.shapes)
         self.done = list({(t.task.id, tuple(t.point.items())): t for t in self.done}.values())
         return self.done, list({task.id: task for task in self.failed}.values())
 
-    def _walk(self, engine: Runner, trials: Sequence[Trial], start: float | None) -> float:
-        values = [self.dimension.place(v) for v in self.dimension.values]
-        walker = Bracketing(engine, self.dimension.name, values, on_round=self.refuse_ignored)
-        best = walker.walk(trials, start)
-        self.done += walker.done
-        self.failed += walker.failed
-        refuse_ignored_seeds(engine, walker.done)
+    def _find(self, engine: Runner) -> None:
+        """The minimum of one dimension at the base, with one seed."""
+        (d,) = self.dimensions
+        self.point = {d.name: d.values[len(d.values) // 2]}
+        first = StopsEarly(engine) if self.stop_early else engine
+        self.point[d.name] = self._walk(first, d, self.shapes[0], range(1))
+        self._refuse_all_diverged(engine)
+
+    def _settle(self, engine: Runner) -> None:
+        """Walk along every dimension with all seeds, until the point is the best in each of them."""
+        for _ in range(PASSES):
+            before = dict(self.point)
+            for d in self.dimensions:
+                self.point[d.name] = self._walk(engine, d, self.shapes[0])
+            if self.point == before or len(self.dimensions) == 1:
+                return
+        for d in self.dimensions:  # it goes on moving: the curves at the last point are needed all the same
+            self._walk(engine, d, self.shapes[0])
+
+    def _walk(self, engine: Runner, d: Dimension, shape: Shape, seeds: range | None = None) -> Value:
+        """Along one dimension, from the point on; its best value."""
+        own = self.line(d, shape, range(self.designs[d.name].seeds) if seeds is None else seeds)
+        if not d.bracketed:
+            return self._all(engine, d, own)
+        values = [d.place(v) for v in d.values]
+        walker = Bracketing(engine, d.name, values, on_round=lambda losses: refuse_ignored(d, losses))
+        best = walker.walk(own, d.place(self.point[d.name]))
+        self._note(engine, walker.done, walker.failed)
+        return d.near(best)
+
+    def _all(self, engine: Runner, d: Dimension, trials: Sequence[Trial]) -> Value:
+        failed = engine.run([t.task for t in trials])
+        self._note(engine, trials, failed)
+        losses = mean_losses(engine, trials, d)
+        refuse_ignored(d, losses)
+        return d.near(min(losses, key=lambda place: (losses[place], place)))
+
+    def _note(self, engine: Runner, trials: Sequence[Trial], failed: Sequence[Task]) -> None:
+        self.done += trials
+        self.failed += failed
+        refuse_ignored_seeds(engine, trials)
+
+    def line(self, d: Dimension, shape: Shape, seeds: range) -> list[Trial]:
+        """Every trial along one dimension, with the others at the point."""
+        return [self.trial(shape, {**self.point, d.name: v}, seed) for v in d.values for seed in seeds]
+
+    def _refine(self, engine: Runner, shapes: Sequence[Shape]) -> None:
+        """Run what the noise of these shapes asks for."""
+        for d in self.dimensions:
+            if not d.bracketed:
+                continue
+            own = [t for shape in shapes for t in self._known(d, shape)]
+            advice = self.advise(d.name, own, self.designs[d.name])
+            if advice is None:
+                continue
+            before = self.advice.get(d.name)
+            if before is None or (before.design, before.seeds) != (advice.design, advice.seeds):
+                self.tell(f"{d.name}: {advice}")
+            self.advice[d.name] = advice
+            self.designs[d.name] |= advice.design
+            for shape in shapes:
+                best = self._widen(engine, d, shape)
+                if shape == self.shapes[0] and len(self.dimensions) == 1:
+                    self.point[d.name] = best
+
+    def _known(self, d: Dimension, shape: Shape) -> list[Trial]:
+        """The trials on a line that this search has run."""
+        asked = {t.task.id for t in self.done}
+        return [t for t in self.line(d, shape, range(self.designs[d.name].seeds)) if t.task.id in asked]
+
+    def _widen(self, engine: Runner, d: Dimension, shape: Shape) -> Value:
+        """With as many seeds as the design has, and as many values on either side of the best; the best value."""
+        design = self.designs[d.name]
+        best = self._walk(engine, d, shape)
+        i = d.values.index(best)
+        near = [d.place(v) for v in d.values[max(0, i - design.reach) : i + design.reach + 1]]
+        own = [t for t in self.line(d, shape, range(design.seeds)) if t.point.number(d.name) in near]
+        self._note(engine, own, engine.run([t.task for t in own]))
         return best
-
-    def _widen(self, engine: Runner, trials: Sequence[Trial]) -> None:
-        """Two values on either side of each curve's best, with all seeds, where there are so many."""
-        values = sorted(self.dimension.place(v) for v in self.dimension.values)
-        batch: list[Trial] = []
-        for shape in dict.fromkeys(shape_of(t) for t in trials):
-            own = [t for t in trials if shape_of(t) == shape]
-            i = values.index(self._best_place(engine, own))
-            batch += [t for t in own if t.point.number(self.dimension.name) in values[max(0, i - 2) : i + 3]]
-        self.failed += engine.run([t.task for t in batch])
-        self.done += batch
-
-    def _best_place(self, engine: Runner, trials: Sequence[Trial]) -> float:
-        """The place with the smallest mean over seeds, among those that have all seeds."""
-        results = engine.store.results(t.task for t in trials)
-        losses: dict[float, list[float]] = {}
-        for t in trials:
-            result = results.get(t.task.id, {})
-            loss = t.task.loss(result) if result.get("status") == "done" else None
-            losses.setdefault(t.point.number(self.dimension.name), []).append(math.inf if loss is None else loss)
-        return min(losses, key=lambda place: (sum(losses[place]), place))
-
-    def refuse_ignored(self, losses: Losses) -> None:
-        """A script that ignores its argument gives the same loss for every value."""
-        finite = {place: loss for place, loss in losses.items() if math.isfinite(loss)}
-        if len(finite) > 1 and len(set(finite.values())) == 1:
-            name = self.dimension.name
-            shown = " and ".join(self.dimension.show(self._value(place)) for place in sorted(finite)[:2])
-            raise UserError(
-                f"the script seems to ignore {name}: with {name} = {shown} the loss is {next(iter(finite.values()))!r}",
-                fix=f"check that the command passes {{{name}}} on, and that the script uses it",
-            )
-
-    def _value(self, place: float) -> Value:
-        return min(self.dimension.values, key=lambda v: abs(math.log2(self.dimension.place(v) / place)))
 
     def _refuse_all_diverged(self, engine: Runner) -> None:
         results = engine.store.results(t.task for t in self.done)
         if results and all(r["status"] == "diverged" for r in results.values()):
-            name = self.dimension.name
+            name = self.dimensions[0].name
             raise UserError(
                 f"every run at the base diverged (the loss is NaN or infinite): {len(results)} values of {name}",
                 fix=f"extend the range of {name} to smaller values; if the loss is always NaN, check the script",
             )
+
+
+def mean_losses(engine: Runner, trials: Sequence[Trial], d: Dimension) -> dict[float, float]:
+    """By place: the mean over seeds, infinite where one diverged or failed."""
+    results = engine.store.results(t.task for t in trials)
+    losses: dict[float, list[float]] = {}
+    for t in trials:
+        result = results.get(t.task.id, {})
+        loss = t.task.loss(result) if result.get("status") == "done" else None
+        losses.setdefault(d.place(d.at_point(t.point)), []).append(math.inf if loss is None else loss)
+    return {place: sum(several) / len(several) for place, several in losses.items()}
+
+
+def refuse_ignored(d: Dimension, losses: Losses) -> None:
+    """A script that ignores its argument gives the same loss for every value."""
+    finite = {place: loss for place, loss in losses.items() if math.isfinite(loss)}
+    if len(finite) > 1 and len(set(finite.values())) == 1:
+        refuse_argument(d, [d.near(place) for place in sorted(finite)], next(iter(finite.values())))
+
+
+def refuse_argument(d: Dimension, values: Sequence[Value], loss: float) -> None:
+    shown = " and ".join(d.show(v) for v in values[:2])
+    raise UserError(
+        f"the script seems to ignore {d.name}: with {d.name} = {shown} the loss is {loss!r}",
+        fix=f"check that the command passes {{{d.name}}} on, and that the script uses it",
+    )
 
 
 def refuse_ignored_seeds(engine: Runner, trials: Iterable[Trial]) -> None:
@@ -145,10 +222,10 @@ def refuse_ignored_shapes(engine: Runner, trials: Iterable[Trial]) -> None:
 
 @dataclass(frozen=True)
 class Expected:
-    """How many runs a search is likely to need."""
+    """How many runs the stages are likely to need, if the optimum transfers and the noise asks for no more."""
 
-    base: float  # with one seed
-    seeds: float  # more seeds at the base
+    base: float  # of one dimension, with one seed
+    seeds: float  # more at the base
     proxies: float
     most: int
 
@@ -157,15 +234,32 @@ class Expected:
         return math.ceil(self.base + self.seeds + self.proxies)
 
 
-def expected_runs(values: int, seeds: int, proxies: int) -> Expected:
-    """The mean over all places where the optimum may lie, if it transfers."""
+def expected_runs(dimensions: Sequence[Dimension], seeds: int, most_seeds: int, proxies: int) -> Expected:
+    """The mean over all places where the optimum may lie."""
+    counts = [len(d.values) for d in dimensions]
+    beside = [mean_beside(len(d.values)) if d.bracketed else len(d.values) for d in dimensions]
+    at_shape = (1 + sum(b - 1 for b in beside)) * seeds  # all lines share the best point
+    walked = mean_walk(counts[0]) if len(dimensions) == 1 else 0.0
+    here = at_shape - beside[0] if len(dimensions) == 1 else at_shape - seeds  # the walk, or the search, has some
+    wide = [min(2 * WIDEST + 1, n) if d.bracketed else 0 for n, d in zip(counts, dimensions, strict=True)]
+    more = max(0, most_seeds - seeds) if seeds > 1 else 0
+    most = sum(n * seeds + w * more for n, w in zip(counts, wide, strict=True)) * (1 + proxies)
+    return Expected(walked, here, at_shape * proxies, most)
+
+
+def mean_walk(values: int) -> float:
+    """Runs of a walk from the middle."""
     axis = [float(i) for i in range(values)]
-    walks = []
+    total = 0
     for optimum in axis:
         losses: dict[float, float] = {}
         while wanted := next_values(axis, losses, axis[len(axis) // 2]):
             losses |= {v: abs(v - optimum) for v in wanted}
-        walks.append((len(losses), len(next_values(axis, {}, optimum))))
-    walked = sum(w for w, _ in walks) / len(walks)
-    beside = sum(b for _, b in walks) / len(walks)
-    return Expected(walked, beside * (seeds - 1), beside * seeds * proxies, values * seeds * (1 + proxies))
+        total += len(losses)
+    return total / values
+
+
+def mean_beside(values: int) -> float:
+    """A value and its neighbours."""
+    axis = [float(i) for i in range(values)]
+    return sum(len(next_values(axis, {}, optimum)) for optimum in axis) / values

@@ -1,6 +1,7 @@
 """All that a tuning is told, as one frozen dataclass: from the command line, from Python, or from one TOML file."""
 
 import difflib
+import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -15,8 +16,7 @@ from completep.studies.scale import LAPTOP
 from completep.sweep.task import Point, Value
 from completep.tuning.reading import EXAMPLE as LOSS_EXAMPLE
 from completep.tuning.reading import Source, Take
-from completep.tuning.scripts import Hashes
-from completep.tuning.space import Dimension, check_name, parse_space
+from completep.tuning.space import Dimension, check_name, is_value, parse_space
 from completep.tuning.subject import CommandSubject, Common, DecoderSubject, FunctionSubject, Subject
 from completep.tuning.template import Template
 
@@ -39,6 +39,7 @@ class Tuning:
     base: list[int] = field(default_factory=lambda: [64, 2])
     proxies: list[list[int]] = field(default_factory=list)  # by default four times the base's depth
     seeds: int = 3
+    most_seeds: int = 8  # if the noise asks for more than `seeds`
     rules: str = "completep"
     search: str = "auto"
     trials: int = 0  # with more than one dimension: runs of the search; 0: chosen by their number
@@ -64,6 +65,7 @@ class Tuning:
         choice("take", self.take, get_args(Take))
         choice("search", self.search, ("auto", "bracket", "tpe", "gp", "random"))
         whole("seeds", self.seeds)
+        whole("most_seeds", self.most_seeds)
         whole("ranks", self.ranks)
         whole("trials", self.trials, 0)
         rules_named(self.rules)
@@ -93,20 +95,20 @@ class Tuning:
     def constants(self) -> dict[str, Value]:
         for name, value in self.set.items():
             check_name(name)
-            if isinstance(value, bool) or not isinstance(value, (str, int, float)) or name in self.space:
+            if not is_value(value) or name in self.space:
                 twice = f"{name} is a constant and searched too" if name in self.space else f"{name}={value!r}"
-                raise UserError(twice, fix="give a number or a word, once")
+                raise UserError(twice, fix="give a finite number or a word, once")
         return dict(self.set)  # type: ignore[arg-type]
 
-    def subject(self, accepted: Hashes | None = None) -> Subject:
+    def subject(self) -> Subject:
         take: Take = "min" if self.take == "min" else "last"
         common = Common(self.base_shape, self.rules, self.constants, take, self.resumes, self.ranks)
         if self.command:
             source = Source.parse(self.loss)
-            return CommandSubject(Template(self.command), source, common, tuple(self.sources), accepted)
+            return CommandSubject(Template(self.command), source, common, tuple(self.sources))
         if self.function:
             target = FunctionSubject.target_of(self.function)
-            return FunctionSubject(target, common, tuple(self.sources), accepted)
+            return FunctionSubject(target, common, tuple(self.sources))
         return self._decoder()
 
     def _decoder(self) -> DecoderSubject:
@@ -122,12 +124,12 @@ class Tuning:
 def _values(name: str, values: object) -> "str | Sequence[Value]":
     if isinstance(values, str):
         return values
-    good = isinstance(values, (list, tuple)) and all(
-        isinstance(v, (str, int, float)) and not isinstance(v, bool) for v in values
-    )
-    if not good:
-        raise UserError(f"space: {name}={values!r} is not a range", fix=f'write {name} = "2^-10..2^-5", or a list')
-    return list(values)  # type: ignore[call-overload, no-any-return]
+    if not isinstance(values, (list, tuple)) or not all(is_value(v) for v in values):
+        raise UserError(
+            f"space: {name}={values!r} is not a range",
+            fix=f'write {name} = "2^-10..2^-5", or a list of words or finite numbers',
+        )
+    return list(values)
 
 
 def read_tuning(path: Path, changes: Mapping[str, object] | None = None) -> Tuning:
@@ -145,11 +147,29 @@ def read_tuning(path: Path, changes: Mapping[str, object] | None = None) -> Tuni
 
 
 def make_tuning(content: Mapping[str, object], name: str = "tune") -> Tuning:
-    return structure(dict(content), Tuning, name, FIX)
+    try:
+        return structure(dict(content), Tuning, name, FIX)
+    except UserError as error:
+        raise own_error(error) or error from None
+
+
+def own_error(error: BaseException | None) -> UserError | None:
+    """What a `Tuning` itself refused, with its own way out, from the error that reading it made of that."""
+    if isinstance(error, UserError) and error.__cause__ is None:
+        return error
+    inner = getattr(error, "exceptions", ()) or (getattr(error, "__cause__", None),)
+    return next((found for one in inner if one is not None and (found := own_error(one)) is not None), None)
+
+
+def names_toml(train: "str | Callable[..., object] | Path") -> bool:
+    """Is this a TOML file, and not a command whose last word is one?"""
+    text = "" if callable(train) else str(train)
+    one_word = not re.search(r"[\s{}]", text)
+    return text.endswith(".toml") and (isinstance(train, Path) or one_word or Path(text).is_file())
 
 
 def described(train: "str | Callable[..., object] | Path", model: str = "") -> dict[str, object]:
-    """What the first argument of `tune` is: a function, `file.py:function`, a TOML file, or a command."""
+    """What the first argument of `tune` is, if it is no TOML file: a function, `file.py:function`, or a command."""
     if callable(train):
         return {"function": FunctionSubject.target_of(train)}
     text = str(train)
@@ -179,6 +199,7 @@ take = "last"         # of several losses: "last" or "min"
 base = [64, 2]        # width and depth to tune at
 proxies = [[64, 8]]   # larger shapes at which the optimum is verified; by default four times the depth
 seeds = 3             # one seed never gives a PASS
+most_seeds = 8        # if the noise asks for more than `seeds`; decided by the noise alone
 rules = "completep"   # what your script applies; {rules} passes it on
 
 search = "auto"       # one dimension: bracket; several: tpe, gp or random (pip install 'completep[tune]')
@@ -189,7 +210,7 @@ resumes = false       # true: the script continues from {folder} after an interr
 ranks = 1             # GPUs of each run
 factory = ""          # "model.py:build": measure whether the base is fit to tune at (build takes width and depth)
 
-[space]               # the first dimension is the one whose transfer is verified
+[space]               # every dimension is verified; the first one must be a number
 lr = "2^-10..2^-5"    # every octave; "2^-10..2^-5:0.5" every half one
 # dropout = "0..0.3:linear:0.1"
 # activation = ["gelu", "relu"]

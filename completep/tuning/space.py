@@ -21,6 +21,7 @@ from completep.units import parse_number, power
 Kind = Literal["octaves", "linear", "choice"]
 EXAMPLE = "write NAME=2^-10..2^-5, NAME=0..0.3:linear:0.1 or NAME=VALUE,VALUE"
 MOST = 1000  # values of one dimension: more is a typing mistake
+LARGEST = 2**53  # of whole numbers: beyond, a float is not every one of them
 STEPS = 5  # values on a line whose step is not given
 # What a command's template has besides the dimensions; no dimension can have such a name.
 SHAPE_NAMES = ("width", "depth", "base_width", "base_depth", "m_N", "m_L")
@@ -42,6 +43,16 @@ class Dimension:
         return all(isinstance(v, (int, float)) for v in self.values)
 
     @property
+    def whole(self) -> bool:
+        """Are all values whole numbers, such as batch sizes? Then the best is one of them."""
+        return self.ordered and all(float(v).is_integer() for v in self.values)
+
+    @property
+    def bracketed(self) -> bool:
+        """Is there a bowl to look for? Words have no neighbours, and two values have no minimum between them."""
+        return self.ordered and len(self.values) > 2
+
+    @property
     def on_octaves(self) -> bool:
         return self.ordered and self.kind != "linear" and all(float(v) > 0 for v in self.values)
 
@@ -58,12 +69,24 @@ class Dimension:
         """The inverse of `place`, for numbers between the values too."""
         if not math.isfinite(place) or place <= 0:
             return place
-        if self.kind == "choice":  # there is nothing between choices
-            return float(min(self.values, key=lambda v: abs(math.log2(self.place(v) / place))))
+        if self.kind == "choice" or self.whole:  # there is nothing between choices
+            return float(self.near(place))
         if self.on_octaves:
             return place
         first, second = float(self.values[0]), float(self.values[1])
         return first + math.log2(place) * (second - first)
+
+    def near(self, place: float) -> Value:
+        """The value that lies there."""
+        return min(self.values, key=lambda v: abs(math.log2(self.place(v) / place)))
+
+    def on_axis(self, value: Value) -> Value:
+        """The value as a coordinate of a trial's point: a number's place, or the word."""
+        return self.place(value) if self.ordered else value
+
+    def at_point(self, point: Mapping[str, Value]) -> Value:
+        """The inverse of `on_axis`."""
+        return self.near(float(point[self.name])) if self.ordered else point[self.name]
 
     def show(self, value: Value) -> str:
         return power(float(value)) if self.on_octaves else f"{value:g}" if isinstance(value, float) else str(value)
@@ -106,6 +129,13 @@ def parse_dimension(name: str, values: "str | Sequence[Value]") -> Dimension:
     return _several(name, Dimension(name, "choice", tuple(_value(w) for w in words)))
 
 
+def is_value(value: object) -> bool:
+    """A word or a finite number."""
+    if isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) <= LARGEST
+    return isinstance(value, str) or (isinstance(value, float) and math.isfinite(value))
+
+
 def check_name(name: str) -> None:
     if not name.isidentifier():
         raise UserError(f"{name!r} cannot be the name of a hyperparameter", fix="use letters, digits and underscores")
@@ -115,6 +145,9 @@ def check_name(name: str) -> None:
 
 def _several(name: str, dimension: Dimension) -> Dimension:
     values = tuple(dict.fromkeys(dimension.values))
+    for value in values:
+        if not is_value(value):
+            raise UserError(f"{name}={value!r} is not a finite number or a word", fix=EXAMPLE)
     if dimension.ordered:
         values = tuple(sorted(values))
     if len(values) < 2:
@@ -161,7 +194,10 @@ def _grid(name: str, text: str, kind: Kind, first: float, last: float, step: flo
     elif step is None:
         step = (last - first) / (STEPS - 1) or 1.0
     if not step > 0 or (last - first) / step > MOST:
-        raise UserError(f"{name}={text!r}: a step of {step:g} does not divide the range", fix=EXAMPLE)
+        raise UserError(
+            f"{name}={text!r}: a step of {step:g} does not make 2 to {MOST} values",
+            fix=f"leave the step out, or give one above 0 such as {name}={text.split(':')[0]}:0.5",
+        )
     count = int((last - first) / step + 1e-9) + 1
     places = [first + i * step for i in range(count)]
     return tuple(_clean(2.0**p) if kind == "octaves" else round(p, 12) for p in places)

@@ -1,4 +1,7 @@
-"""An engine that stops hopeless runs early: it gives every run the curve of the best finished one."""
+"""An engine that stops hopeless runs early: it gives every run the curve of the best finished one.
+
+Any other engine runs a stopped one to its end (`is_enough` in sweep/task.py), so that a verdict never rests on it.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -6,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from completep.sweep.search import Runner
 from completep.sweep.store import Store
 from completep.sweep.task import Task
+from completep.tuning.decoder import Decoder
 from completep.tuning.runs import Call, Command
 
 
@@ -26,9 +30,9 @@ class StopsEarly:
         return failed
 
     def with_bar(self, task: Task) -> Task:
-        if not isinstance(task, (Command, Call)):
+        if not isinstance(task, (Command, Call, Decoder)):
             return task
-        rivals = [t for t in self.finished.values() if isinstance(t, type(task)) and _alike(t, task)]
+        rivals = [t for t in self.finished.values() if isinstance(t, type(task)) and t.group == task.group]
         results = self.store.results(rivals)
         losses = {t.id: t.loss(r) for t in rivals if (r := results.get(t.id)) and r["status"] == "done"}
         known = {name: loss for name, loss in losses.items() if loss is not None}
@@ -36,23 +40,3 @@ class StopsEarly:
             return task
         best = next(t for t in rivals if t.id == min(known, key=lambda name: known[name]))
         return replace(task, bar=tuple(best.readings(self.store.folder(best))))
-
-
-@dataclass(frozen=True)
-class FinishesStopped:
-    """An engine that does stopped runs again, to their end: a verdict must not rest on runs that a search stopped."""
-
-    engine: Runner
-
-    @property
-    def store(self) -> Store:
-        return self.engine.store
-
-    def run(self, tasks: Sequence[Task]) -> list[Task]:
-        for task in tasks:
-            self.store.reopen(task)
-        return self.engine.run(tasks)
-
-
-def _alike(one: Command | Call, two: Command | Call) -> bool:
-    return (one.setting.shape, one.setting.seed) == (two.setting.shape, two.setting.seed)

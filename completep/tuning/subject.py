@@ -13,6 +13,7 @@ from completep.errors import UserError, some
 from completep.load import load_factory
 from completep.sweep.task import Task, Value
 from completep.sweep.training import Training
+from completep.tuning.decoder import Decoder
 from completep.tuning.reading import Source, Take
 from completep.tuning.runs import Call, Command, Setting, derived, refuse_main
 from completep.tuning.scripts import Hashes, find_scripts
@@ -63,11 +64,10 @@ class CommandSubject:
     source: Source
     common: Common
     sources: tuple[str, ...] = ()
-    accepted: Hashes | None = None  # the scripts of earlier runs, whose results still count
 
     @cached_property
     def scripts(self) -> Hashes:
-        return self.accepted or find_scripts(self.template.words, Path.cwd(), self.sources)
+        return find_scripts(self.template.words, Path.cwd(), self.sources)
 
     def describe(self) -> str:
         return self.template.text
@@ -125,7 +125,6 @@ class FunctionSubject:
     target: str
     common: Common
     sources: tuple[str, ...] = ()
-    accepted: Hashes | None = None
 
     @staticmethod
     def target_of(function: "Callable[..., object] | str") -> str:
@@ -144,7 +143,7 @@ class FunctionSubject:
     @cached_property
     def scripts(self) -> Hashes:
         file = Path(self.target.rpartition(":")[0])
-        return self.accepted or find_scripts(["python", file.name], file.parent, self.sources)
+        return find_scripts(["python", file.name], file.parent, self.sources)
 
     def describe(self) -> str:
         place, _, name = self.target.rpartition(":")
@@ -189,14 +188,14 @@ class DecoderSubject:
             self.at(shape, {d.name: d.values[0] for d in dimensions}, 0)
 
     def task(self, shape: Shape, values: Mapping[str, Value], seed: int) -> Task:
-        return Training.of(self.at(shape, values, seed), ranks=self.ranks)
+        return Decoder(Training.of(self.at(shape, values, seed), ranks=self.ranks))
 
     def at(self, shape: Shape, values: Mapping[str, Value], seed: int) -> Run:
         run, chosen = self.run, {**self.constants, **values}
         steps = _whole("steps", chosen.get("steps", run.schedule.steps))
         warmup = float(chosen.get("warmup", run.schedule.warmup / run.schedule.steps))
         if not 0 <= warmup <= 1:
-            raise UserError(f"warmup={warmup:g}: is a share of the steps", fix="give a number from 0 to 1")
+            raise UserError(f"warmup={warmup:g} is not a share of the steps", fix="give numbers from 0 to 1")
         hyper = replace(
             run.hyperparameters,
             **{f.name: float(chosen[f.name]) for f in fields(Hyperparameters) if f.name in chosen},

@@ -8,7 +8,7 @@ from typing import Any
 
 from completep.config import Shape
 from completep.files import append
-from completep.sweep.task import Value
+from completep.sweep.task import TaskError, Value
 from completep.tuning.reading import Reading
 
 REPORTS = "reports.jsonl"  # beside the trial's folder
@@ -63,6 +63,9 @@ def read_reports(path: Path) -> list[Reading]:
     """What a trial has reported so far."""
     if not path.exists():
         return []
-    text = path.read_text()
-    records = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-    return [Reading(r["step"], r["loss"]) for r in records]
+    text = path.read_text(errors="replace")
+    try:
+        records = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        return [Reading(float(r["step"]), float(r["loss"])) for r in records]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise TaskError(f"{path} is damaged: {error}") from error

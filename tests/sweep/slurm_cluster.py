@@ -1,4 +1,4 @@
-"""A real SLURM of one node on loopback, for tests: munge, slurmctld and slurmd, started and stopped by their ids."""
+"""A real SLURM on loopback, for tests: munge, slurmctld and a slurmd per node, started and stopped by their ids."""
 
 import getpass
 import os
@@ -15,17 +15,16 @@ CONF = """
 ClusterName=tests
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={one}
-SlurmdPort={two}
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket
 SlurmUser={user}
 SlurmdUser={user}
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool/%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
+SlurmdLogFile={folder}/slurmd.%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
@@ -38,10 +37,10 @@ KillWait=30
 SchedulerParameters=sched_interval=1,batch_sched_delay=0
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-NodeName={host} NodeAddr=127.0.0.1 CPUs=4 RealMemory=500 State=UNKNOWN
-PartitionName=low Nodes={host} Default=YES MaxTime=INFINITE State=UP PriorityTier=1
-PartitionName=high Nodes={host} MaxTime=INFINITE State=UP PriorityTier=2
+PartitionName=low Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1
+PartitionName=high Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2
 """
+NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=4 RealMemory=500 State=UNKNOWN\n"
 
 
 def missing():
@@ -66,8 +65,8 @@ def wait_until(condition, what, seconds=90):
 
 
 @contextmanager
-def cluster(folder: Path):
-    """Yields the environment in which SLURM's commands talk to this cluster."""
+def cluster(folder: Path, nodes: int = 1):
+    """Yields the environment in which SLURM's commands talk to this cluster. All nodes are this machine."""
     folder.mkdir(parents=True)
     for name in ("state", "spool"):
         (folder / name).mkdir()
@@ -77,13 +76,15 @@ def cluster(folder: Path):
     folder.chmod(0o755)
     host = socket.gethostname().split(".")[0]
     conf = folder / "slurm.conf"
-    conf.write_text(CONF.format(host=host, one=free_port(), two=free_port(), folder=folder, user=getpass.getuser()))
+    names = [f"node{i}" for i in range(nodes)]
+    lines = [NODE.format(name=name, host=host, port=free_port()) for name in names]
+    conf.write_text(CONF.format(host=host, one=free_port(), folder=folder, user=getpass.getuser()) + "".join(lines))
     environment = {**os.environ, "SLURM_CONF": str(conf), "PATH": PLACES}
     started = []
 
     def start(*words):
         program = shutil.which(words[0], path=PLACES)
-        with (folder / f"{words[0]}.out").open("wb") as log:
+        with (folder / f"{words[0]}.out").open("ab") as log:
             started.append(subprocess.Popen([program, *words[1:]], env=environment, stdout=log, stderr=log))
 
     try:
@@ -91,8 +92,13 @@ def cluster(folder: Path):
         start("munged", "--foreground", "--force", f"--socket={folder}/munge.socket", *files)
         wait_until((folder / "munge.socket").exists, "munge")
         start("slurmctld", "-D", "-i")
-        start("slurmd", "-D", "-N", host)
-        wait_until(lambda: "idle" in said(environment, "sinfo", "-h", "-o", "%T"), "an idle node")
+        for name in names:
+            (folder / "spool" / name).mkdir()
+            start("slurmd", "-D", "-N", name)
+        idle = " ".join(["idle"] * nodes)
+        wait_until(
+            lambda: said(environment, "sinfo", "-h", "-N", "-p", "low", "-o", "%T").split() == idle.split(), "idle"
+        )
         yield environment
     finally:
         said(environment, "scancel", "--user", getpass.getuser())

@@ -1,5 +1,6 @@
 """A real SLURM of one node: array workers share the runs; one is cancelled, one preempted, each run is done once."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import completep as cp
 from completep.config import Shape
 from completep.errors import UserError
 from completep.sweep import slurm
@@ -33,13 +35,14 @@ pathlib.Path(folder, "m.json").write_text(json.dumps({"loss": 2.0 + int(seed)}))
 
 
 @pytest.fixture
-def real_slurm(tmp_path_factory, monkeypatch):
+def real_slurm(tmp_path_factory, monkeypatch, request):
+    """One node, or as many as the test's parameter says."""
     why = missing()
     if why:
         pytest.skip(why)
     folder = tmp_path_factory.mktemp("slurm") / "cluster"
     folder.parent.chmod(0o755)
-    with cluster(folder) as environment:
+    with cluster(folder, getattr(request, "param", 1)) as environment:
         monkeypatch.setenv("SLURM_CONF", environment["SLURM_CONF"])
         monkeypatch.setenv("PATH", environment["PATH"])
         monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -190,3 +193,73 @@ def test_tune_runs_on_slurm(tmp_path, real_slurm):
     assert ended.returncode == 0, ended.stderr
     assert "PASS" in ended.stdout
     assert states(real_slurm) == []
+
+
+RANKS = """
+import json, os, pathlib, sys
+import torch.distributed as dist, torch
+folder, lr, seed, depth = pathlib.Path(sys.argv[1]), *map(float, sys.argv[2:])
+dist.init_process_group("gloo")
+nodes = [None] * dist.get_world_size()
+dist.all_gather_object(nodes, os.environ["SLURMD_NODENAME"])
+total = torch.tensor(float(dist.get_rank()))
+dist.all_reduce(total)
+if dist.get_rank() == 0:
+    loss = 2 + 0.03 * (lr.as_integer_ratio()[1].bit_length() - 8) ** 2 + 0.01 * seed - 0.001 * depth * (1 + 0.1 * seed)
+    result = {"loss": loss, "nodes": sorted(nodes), "total": total.item()}
+    (folder / "m.json").write_text(json.dumps(result))
+dist.destroy_process_group()
+"""
+# As docs/tune.md says it.
+RENDEZVOUS = "export PET_RDZV_BACKEND=c10d PET_RDZV_ENDPOINT=$(hostname):$((20000 + SLURM_JOB_ID % 10000))"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("real_slurm", [2], indirect=True)
+def test_a_run_over_two_nodes_by_srun_and_torchrun(tmp_path, real_slurm):
+    """Two workers, each with an allocation of two nodes, in which every run is one torchrun per node."""
+    assert RENDEZVOUS in (ROOT / "docs" / "tune.md").read_text()
+    (tmp_path / "ranks.py").write_text(RANKS)
+    torchrun = f"srun {sys.executable} -m torch.distributed.run --nnodes 2 --nproc-per-node 1"
+    result = cp.tune(
+        f"{torchrun} {tmp_path / 'ranks.py'} {{folder}} {{lr}} {{seed}} {{depth}}", space={"lr": "2^-9..2^-5"},
+        loss="{folder}/m.json:loss", seeds=2, most_seeds=2, engine="slurm", workers=2, out=tmp_path / "runs",
+        slurm={"nodes": "2", "setup": f"{RENDEZVOUS} GLOO_SOCKET_IFNAME=lo"},
+    )  # fmt: skip
+    assert result.failed == 0
+    made = [json.loads(path.read_text()) for path in (tmp_path / "runs" / "store").glob("*/work/m.json")]
+    assert len(made) == result.conducted.needed
+    assert all(run["nodes"] == ["node0", "node1"] and run["total"] == 1.0 for run in made)
+    assert states(real_slurm) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("real_slurm", [2], indirect=True)
+def test_a_run_over_two_nodes_that_is_stopped_ends_on_both(tmp_path, real_slurm):
+    """Cancelled workers pass SIGTERM on through srun, and no process is left on a node."""
+    code = (
+        "import os, pathlib, signal, sys, time\n"
+        "place = pathlib.Path(sys.argv[1]) / os.environ['SLURMD_NODENAME']\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (place.with_suffix('.saved').write_text(''), sys.exit(0)))\n"
+        "place.write_text(str(os.getpid()))\ntime.sleep(600)\n"
+    )
+    (tmp_path / "waits.py").write_text(code)
+    (tmp_path / "said").mkdir()
+    task = Command(
+        f"srun {sys.executable} {tmp_path / 'waits.py'} {tmp_path / 'said'} {{seed}}",
+        Source.parse("{folder}/m.json:loss"), runs(tmp_path, 1)[0][0].setting, (), str(tmp_path),
+    )  # fmt: skip
+    store = Store(tmp_path / "store")
+    store.open()
+    backend = Slurm(1, {"nodes": "2", "idle": "30"})
+    backend.open(store, [task])
+    backend.start(task)
+    backend.wait(0)
+    places = [tmp_path / "said" / f"node{i}" for i in range(2)]
+    wait_until(lambda: all(p.exists() and p.read_text() for p in places), "two ranks")
+    pids = [int(p.read_text()) for p in places]
+    backend.stop()
+    assert states(real_slurm) == []
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "the end of both ranks")
+    assert all(p.with_suffix(".saved").exists() for p in places)
+    assert store.result(task) is None

@@ -14,6 +14,8 @@ parser.add_argument("--wd", type=float, default=0.1)
 parser.add_argument("--seed", type=int)
 parser.add_argument("--out", type=Path)
 parser.add_argument("--drift", type=float, default=0.0)
+parser.add_argument("--wd-drift", type=float, default=0.0)
+parser.add_argument("--act", default="gelu")
 parser.add_argument("--diverges", type=float, default=math.inf)
 parser.add_argument("--log", type=Path)
 a = parser.parse_args()
@@ -21,7 +23,9 @@ noise = random.Random(f"{a.width} {a.depth} {a.lr} {a.seed}").gauss(0, 0.001)
 luck = random.Random(f"{a.seed}").gauss(0, 0.01)
 place = -7.3 + a.drift * math.log2(a.depth / 2)
 loss = 2 - 0.1 * math.log2(a.depth) + 0.03 * (math.log2(a.lr) - place) ** 2 + noise + luck
-loss += 0.02 * math.log2(a.wd / 0.1) ** 2
+loss += 0.02 * (math.log2(a.wd / 0.1) - a.wd_drift * math.log2(a.depth / 2)) ** 2
+if a.act != "gelu":
+    loss += 0.05 + 0.001 * random.Random(f"{a.act} {a.seed} {a.depth}").gauss(0, 1)
 if a.log:
     with a.log.open("a") as file:
         file.write(f"{a.width} {a.depth} {a.lr} {a.seed}\n")

@@ -18,6 +18,8 @@ from tests.tuning.recorded import ROOT, Looked, Recorded
 from tests.tuning.test_tune import BOWL, LOSS
 
 GRID = Path(__file__).parent / "grid.csv"  # lr × std × weight decay of the decoder, 32 × 2, 80 steps, two seeds
+# lr × std × (1 - beta2) of the nanoGPT-style script, 32 × 2, 80 steps, two seeds. Nothing was chosen by it.
+HELD_OUT = Path(__file__).parent / "held_out.csv"
 METHODS = ("gp", "tpe", "random")
 
 
@@ -77,6 +79,31 @@ def test_a_fifth_of_the_grid_finds_its_best(tmp_path, case, method, regret):
     engine, _, found = explored(tmp_path, names, grid, method, 30)
     assert len(engine.asked) <= len(grid) // 5
     assert found <= (1 + regret) * min(grid.values())
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("method", ["tpe", pytest.param("gp", marks=pytest.mark.slow), "random"])
+def test_as_it_is_used_it_finds_the_best_of_a_grid_that_nothing_was_chosen_by(tmp_path, method, first):
+    """Searched with one seed, the best points confirmed with the other: less than a seventh of the grid's runs, and
+    the mean over seeds within half a percent of the best mean. Each seed alone has its best up to 6.5 % above that.
+    """
+    pytest.importorskip("optuna", reason="needs the extra `tune`")
+    names = ("lr", "std", "one_minus_beta2")
+    rows = pl.read_csv(HELD_OUT).iter_rows(named=True)
+    grid = {(*(r[n] for n in names), r["seed"]): r["loss"] for r in rows}
+    points = {key[:-1] for key in grid}
+    dimensions = [Dimension(n, "octaves", tuple(sorted({p[i] for p in points}))) for i, n in enumerate(names)]
+    engine = Recorded(Store(tmp_path))
+
+    def trial(values, seed):
+        key = (*(values[n] for n in names), (first + seed) % 2)
+        return Trial(Point(**values), Looked("-".join(map(repr, key)), grid[key], 1.0))
+
+    search = Explore(dimensions, method, default_budget(dimensions), trial, seeds=2)
+    search(engine, [])
+    means = {p: (grid[*p, 0] + grid[*p, 1]) / 2 for p in points}
+    assert len(engine.asked) <= len(grid) / 7
+    assert means[tuple(search.best[n] for n in names)] <= 1.005 * min(means.values())
 
 
 def test_as_many_points_at_random_are_worse(tmp_path):
@@ -172,13 +199,45 @@ def test_two_dimensions_from_a_script_to_a_verdict(tmp_path):
         settings=settings, out=tmp_path,
     )  # fmt: skip
     assert result.verdict == "PASS"
-    assert result.values["wd"] == pytest.approx(0.1)
+    assert result.values["wd"] == pytest.approx(0.1, rel=0.05)
+    assert result.best["wd"].low < 0.1 < result.best["wd"].high
     assert abs(math.log2(result.values["lr"]) + 7.3) < 0.15
     assert set(result.tuned().values) == {"lr", "wd"}
-    assert "14 at 64 × 2" in result.write(tmp_path)[0].read_text() or result.conducted.needed < 14 + 30
+    assert [(t.hyperparameter, t.word) for t in result.transfers] == [("lr", "PASS"), ("wd", "PASS")]
+    files = {path.name for path in result.write(tmp_path)}
+    assert {"tune.svg", "tune-wd.svg"} <= files
     with pytest.raises(UserError, match="cannot be bracketed"):
         cp.tune(f"python {BOWL} {words}", space={"lr": "2^-9..2^-5", "wd": "0.1..0.4"}, loss=LOSS, out=tmp_path,
                 settings={"search": "bracket"})  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_second_dimension_that_drifts_fails_and_is_named(tmp_path):
+    """The first one transfers; so did words, whose verdict is their own."""
+    words = "--width {width} --depth {depth} --lr {lr} --wd {wd} --act {act} --seed {seed} --out {folder}"
+    result = cp.tune(
+        f"python {BOWL} {words} --wd-drift -0.9", loss=LOSS, proxies=[(64, 8)], out=tmp_path,
+        space={"lr": "2^-9..2^-5", "wd": "0.0125..0.4", "act": "gelu,relu"},
+        settings={"search": "random", "trials": 20},
+    )  # fmt: skip
+    assert result.values["act"] == "gelu"
+    assert [(t.hyperparameter, t.word) for t in result.transfers] == [("lr", "PASS"), ("wd", "FAIL"), ("act", "PASS")]
+    assert result.verdict == "FAIL"
+    assert "wd: 64 × 8: the optimum drifts by -1." in result.sentence()
+    assert "The best wd does not transfer" in str(result)
+    assert set(result.to_json()["transfers"]) == {"lr", "wd", "act"}
+
+
+def test_a_dimension_that_the_script_ignores_is_noticed_in_the_search(tmp_path):
+    lr, wd = parse_space(["lr=2^-9..2^-3", "wd=2^-5..2^-1"])
+
+    def trial(values, seed):
+        return Trial(Point(), Looked(f"{values}", 2 + 0.05 * (math.log2(values["lr"]) + 6) ** 2, 1.0))
+
+    engine = Recorded(Store(tmp_path))
+    with pytest.raises(UserError, match="ignore wd: with wd = "):
+        Explore([lr, wd], "random", 20, trial)(engine, [])
+    assert len(engine.asked) < 20
 
 
 def test_a_missing_optuna_is_named_before_anything_runs(tmp_path, monkeypatch):

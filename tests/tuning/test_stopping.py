@@ -8,12 +8,14 @@ import polars as pl
 import pytest
 
 import completep as cp
-from completep.config import sealed
+from completep.config import Shape, sealed
+from completep.sweep.engine import Engine
+from completep.sweep.local import Local
 from completep.sweep.store import Store
 from completep.tuning.hopeless import hopeless
 from completep.tuning.reading import Reading
-from completep.tuning.stopping import FinishesStopped, StopsEarly
-from tests.tuning.test_explore import GRID
+from completep.tuning.stopping import StopsEarly
+from tests.tuning.test_explore import GRID, HELD_OUT
 from tests.tuning.test_tune_runs import carry_out, command
 
 
@@ -34,19 +36,21 @@ def test_the_rule():
     assert hopeless([Reading(25, 9), Reading(35, 9)], bar)  # between the steps of the best
 
 
-def recorded_curves(seed):
-    frame = pl.read_csv(GRID).filter(pl.col("seed") == seed)
+def recorded_curves(grid, seed):
+    frame = pl.read_csv(grid).filter(pl.col("seed") == seed)
     for row in frame.iter_rows(named=True):
         readings = [Reading(s, math.nan if x is None else x) for s, x in json.loads(row["curve"])]
         yield (math.inf if row["loss"] is None else row["loss"]), readings
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_on_recorded_curves_no_run_near_the_best_is_stopped(seed):
-    """Whatever finished run is the best so far, beside every other one. The margin was chosen on seed 0, where no run
-    within 8 % is stopped; on seed 1, which was not looked at, the closest one ends 4.2 % above.
+@pytest.mark.parametrize(
+    ("grid", "seed", "least"), [(GRID, 0, 0.08), (GRID, 1, 0.04), (HELD_OUT, 0, 0.04), (HELD_OUT, 1, 0.1)]
+)
+def test_on_recorded_curves_no_run_near_the_best_is_stopped(grid, seed, least):
+    """Whatever finished run is the best so far, beside every other one. The margin was chosen on seed 0 of one grid,
+    where no run within 8 % is stopped; on its seed 1, and on another model's grid, the closest one ends 4 % above.
     """
-    runs = list(recorded_curves(seed))
+    runs = list(recorded_curves(grid, seed))
     best = min(loss for loss, _ in runs)
     bars = [readings for loss, readings in runs if loss <= 1.05 * best]
     saved, stopped = 0.0, 0
@@ -54,7 +58,7 @@ def test_on_recorded_curves_no_run_near_the_best_is_stopped(seed):
         for bar in bars:
             ends = [i for i in range(len(readings)) if hopeless(readings[: i + 1], bar)]
             if ends:
-                assert loss > (1.08 if seed == 0 else 1.04) * best
+                assert loss > (1 + least) * best
                 stopped += 1
                 saved += 1 - readings[ends[0]].step / bar[-1].step
     assert stopped / len(runs) / len(bars) > 0.1
@@ -179,23 +183,55 @@ def test_a_status_that_is_none_is_refused(tmp_path):
 
 
 def test_a_verdict_runs_stopped_runs_to_their_end(tmp_path):
-    """A result that a search stopped is forgotten when a later stage asks for the run; a finished one is kept."""
+    """A result that a search stopped serves a search that stops runs; a later stage does the run again."""
+    from dataclasses import replace
 
-    class Recorder:
-        def __init__(self, store):
-            self.store, self.asked = store, []
-
-        def run(self, tasks):
-            self.asked += [t.id for t in tasks if self.store.result(t) is None]
-            return []
-
-    store = Store(tmp_path)
+    store = Store(tmp_path / "store")
     store.open()
-    stopped, done = (command(tmp_path, "pass", words=f"{{folder}} {{lr}} {name}") for name in ("stopped", "done"))
+    code = "import json, pathlib, sys; pathlib.Path(sys.argv[1], 'm.json').write_text(json.dumps({'loss': 3.0}))"
+    stopped, done = (command(tmp_path, code, words=f"{{folder}} {{lr}} {name}") for name in ("stopped", "done"))
     for task, status in ((stopped, "hopeless"), (done, "done")):
         store.folder(task).mkdir()
         (store.folder(task) / "result.json").write_text(sealed({"status": status, "loss": 2.0, "seconds": 1.0}))
-    recorder = Recorder(store)
-    FinishesStopped(recorder).run([stopped, done])
-    assert recorder.asked == [stopped.id]
-    assert store.result(done)["status"] == "done"
+    bar = (Reading(1, 1.0),)
+    Engine(store, Local(1)).run([replace(stopped, bar=bar), replace(done, bar=bar)])
+    assert store.result(stopped)["status"] == "hopeless"
+    Engine(store, Local(1)).run([stopped, done])
+    assert (store.result(stopped)["status"], store.result(stopped)["loss"]) == ("done", 3.0)
+    assert store.result(done)["loss"] == 2.0
+
+
+@pytest.mark.slow
+def test_a_hopeless_run_of_the_decoder_is_stopped_and_continues_where_it_was(tmp_path):
+    """By its training losses, beside the best run of the same seed. Continued, it ends as if it had never stopped."""
+    from dataclasses import replace
+
+    from completep.tuning.decoder import Decoder
+    from completep.tuning.settings import make_tuning
+
+    subject = make_tuning({"model": "gpt", "base": [32, 2], "set": {"steps": 80}}).subject()
+    good, bad = (subject.task(Shape(32, 2), {"lr": lr}, 0) for lr in (2**-6, 2.0))
+    other = subject.task(Shape(32, 2), {"lr": 2.0}, 1)
+    assert isinstance(good, Decoder)
+    stores = {name: Store(tmp_path / name) for name in ("early", "whole")}
+    for store in stores.values():
+        store.open()
+    early = StopsEarly(Engine(stores["early"], Local(1)))
+    early.run([good])
+    assert [r.step for r in early.with_bar(bad).bar] == list(range(10, 81, 10))
+    assert early.with_bar(other).bar == ()
+    early.run([bad])
+    result = stores["early"].result(bad)
+    assert result["status"] == "hopeless"
+    assert 20 <= result["step"] <= 40
+    assert bad.loss(result) is None
+    written = (stores["early"].folder(bad) / "result.json").stat().st_mtime_ns
+    early.run([bad])  # it is known to be hopeless
+    assert (stores["early"].folder(bad) / "result.json").stat().st_mtime_ns == written
+    for store in stores.values():
+        Engine(store, Local(1)).run([bad.training])  # a study asks for the same run
+    ends = [store.result(bad) for store in stores.values()]
+    assert ends[0]["status"] == ends[1]["status"] == "done"
+    assert ends[0]["validation_loss"] == ends[1]["validation_loss"]
+    read = Decoder.from_json(json.loads(json.dumps(early.with_bar(bad).to_json())))
+    assert read == replace(bad, bar=early.with_bar(bad).bar)

@@ -1,6 +1,8 @@
 """`completep tune` from the command to tuned.json: verdicts, resuming, bad input, and what takes its result."""
 
+import hashlib
 import json
+import math
 import os
 import random
 import re
@@ -9,6 +11,8 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +21,9 @@ import completep as cp
 from completep.cli import main
 from completep.errors import UserError
 from completep.tuned import read_tuned
-from completep.tuning.run import tune_status
+from completep.tuning.again import command_of, engine_words
+from completep.tuning.record import record_path
+from completep.tuning.run import tune_plan, tune_status, tuning_of
 
 BOWL = Path(__file__).parent / "bowl.py"
 WORDS = "--width {width} --depth {depth} --lr {lr} --seed {seed} --out {folder}"
@@ -44,7 +50,7 @@ def test_a_script_is_tuned_verified_and_reported(tmp_path):
     assert abs(result.values["lr"] / 2**-7.3 - 1) < 0.1
     assert result.best["lr"].low < 2**-7.3 < result.best["lr"].high
     assert result.conducted.needed == len(log.read_text().splitlines()) == 18
-    assert (plans[0].runs, plans[0].expected.most) == (19, 30)
+    assert (plans[0].runs, plans[0].expected.most) == (19, 80)
     assert "For a PASS: 3 seeds" in str(plans[0])
     files = {p.name for p in result.write(tmp_path)}
     assert {"report.html", "report.md", "runs.csv", "tune.svg", "tuned.json"} <= files
@@ -102,6 +108,116 @@ def test_a_changed_script_is_another_run_unless_it_is_accepted(tmp_path):
     assert len(log.read_text().splitlines()) == 2 * count
     assert "bowl.py changed since" in changed.notes[0]
     assert "--accept-changes" in changed.notes[0]
+
+
+def test_accepted_changes_survive_an_interrupted_attempt_without_them(tmp_path):
+    """The script is changed and started without the flag, which stops soon. The old runs can still be accepted."""
+    script, log = tmp_path / "bowl.py", tmp_path / "log"
+    script.write_text(BOWL.read_text())
+
+    def run(**changes):
+        settings = {"space": SPACE, "loss": LOSS, "proxies": [(64, 8)], "seeds": 1, "out": tmp_path / "runs"}
+        return cp.tune(f"python {script} {WORDS} --log {log}", **{**settings, **changes})
+
+    def count():
+        return len(log.read_text().splitlines())
+
+    run()
+    first = count()
+    script.write_text(BOWL.read_text() + "\n# another comment\n")
+
+    with pytest.raises(KeyboardInterrupt):
+        run(watch=interrupting)
+    assert first < count() < first + 3
+    accepted = run(accept_changes=True)
+    assert count() < first + 3
+    assert f"changed since {first} runs were made" in accepted.notes[0]
+    wider = run(accept_changes=True, space={"lr": "2^-12..2^-5"}, base=(128, 2), proxies=[(128, 8)])
+    digests = {json.loads(p.read_text())["scripts"][0][1] for p in (tmp_path / "runs").glob("store/*/run.json")}
+    assert len(digests) == 2
+    made = json.loads((tmp_path / "runs" / "store" / wider.runs["run"][0] / "run.json").read_text())
+    assert made["scripts"][0][1] == hashlib.sha256(script.read_bytes()).hexdigest()  # what is new is as it is now
+
+
+@contextmanager
+def interrupting(trials, store, at_most):
+    """Ctrl-C when the first run has ended."""
+
+    def on_event(event):
+        if event.kind == "done":
+            raise KeyboardInterrupt
+
+    yield on_event
+
+
+def test_rules_that_the_command_does_not_pass_on_are_said_to_be_the_scripts_own(tmp_path):
+    notes = tune_plan(bowl(), settings={"space": SPACE, "loss": LOSS, "rules": "mup"}, out=tmp_path).notes
+    assert notes == ("The command never uses {rules}: your script must apply mup by itself.",)
+    assert tune_plan(bowl(), settings={"space": SPACE, "loss": LOSS}, out=tmp_path).notes == ()
+
+
+def test_flags_win_over_booleans_of_a_file(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    text = f'command = "{bowl()}"\nloss = "{LOSS}"\nspace = {{lr = "2^-9..2^-5"}}\n'
+    Path("tune.toml").write_text(text + "stop_early = false\nresumes = true\n")
+    asked = []
+    monkeypatch.setattr("completep.tune", lambda *a, **k: asked.append(k["settings"]) or sys.exit(0))
+    for words, found in (
+        ([], (None, None)),
+        (["--stop-early", "--no-resumes"], (True, False)),
+        (["--no-stop-early", "--resumes"], (False, True)),
+    ):
+        with pytest.raises(SystemExit):
+            main(["tune", "tune.toml", *words])
+        assert (asked[-1]["stop_early"], asked[-1]["resumes"]) == found
+        tuning = tuning_of("tune.toml", asked[-1], "")
+        given = tuple(b if a is None else a for a, b in zip(found, (False, True), strict=True))
+        assert (tuning.stop_early, tuning.resumes) == given
+    assert main(["tune", "tune.toml", "--resumes", "--no-resumes"]) == 2
+    assert "--resumes and --no-resumes are both given" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("of_file", [False, True])
+def test_run_it_again_has_every_setting(tmp_path, monkeypatch, of_file):
+    """The words of the report, parsed again, are the same tuning on the same engine."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "more.txt").write_text("")
+    settings = {
+        "space": {"lr": "2^-9..2^-5:0.5", "wd": [0.1, 0.2], "act": "gelu,relu"}, "loss": LOSS, "take": "min",
+        "set": {"steps": 7}, "base": [32, 2], "proxies": [[32, 8], [64, 2]], "seeds": 2, "most_seeds": 5,
+        "rules": "mup", "search": "random", "trials": 9, "stop_early": False, "sources": ["more.txt"], "resumes": True,
+        "ranks": 2, "factory": "a.py:b",
+    }  # fmt: skip
+    command = bowl("{wd} {act} {steps}")
+    engine = {"engine": "slurm", "workers": 3, "slurm": {"partition": "gpu", "setup": "module load cuda"},
+              "accept_changes": True, "out": tmp_path / "else where"}  # fmt: skip
+    if of_file:
+        train = "tune.toml"
+        Path(train).write_text(f'command = "{command}"\nseeds = 4\nranks = 4\n')
+    else:
+        train = command
+    tuning = tuning_of(train, settings, "")
+    words = command_of(train, tuning, settings)
+    words += engine_words(engine["engine"], 3, 1, None, engine["slurm"], accept_changes=True, out=engine["out"])
+    asked = []
+    monkeypatch.setattr("completep.tune", lambda *a, **k: asked.append((a, k)) or sys.exit(0))
+    with pytest.raises(SystemExit):
+        main(shlex.split(shlex.join(words))[1:])
+    ((given,), k) = asked[0]
+    again = tuning_of(given, k["settings"], k["model"] or "")
+    assert again.dimensions == tuning.dimensions
+    assert replace(again, space={}) == replace(tuning, space={})
+    assert {name: k[name] for name in engine} == engine
+
+
+def test_a_command_may_end_in_a_toml_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = f"{bowl()} --config conf.toml"
+    assert tuning_of(command, {"space": SPACE, "loss": LOSS}, "").command == command
+    with pytest.raises(UserError, match=r"absent\.toml"):
+        tuning_of("absent.toml", {}, "")
+    Path("my tuning.toml").write_text(f'command = "{bowl()}"\nloss = "{LOSS}"\n')
+    assert tuning_of("my tuning.toml", {}, "").command == bowl()
 
 
 FUNCTION = """
@@ -219,7 +335,7 @@ def test_a_dry_run_writes_nothing_and_shows_a_run(tmp_path, capsys):
     assert "--lr 0.001953125 --seed 0 --out FOLDER" in " ".join(out.split())
     assert not (tmp_path / "runs").exists()
     assert main([*words, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["at_most"] == 30
+    assert json.loads(capsys.readouterr().out)["at_most"] == 80
 
 
 # -- bad input -------------------------------------------------------------------------------------
@@ -250,6 +366,11 @@ def test_a_dry_run_writes_nothing_and_shows_a_run(tmp_path, capsys):
         ({"settings": {"sources": ["absent.py"]}}, "no file 'absent.py'"),
         ({"model": "gpt", "loss": None}, "given"),
         ({"space": {"act": "gelu,relu"}, "more": "{act}"}, "has no order"),
+        ({"space": {"lr": [0.1, math.nan]}}, "is not a range"),
+        ({"space": {"lr": [0.1, 10**400]}}, "is not a range"),
+        ({"space": {"lr": f"0.1,{10**400}"}}, "not a finite number"),
+        ({"constants": {"steps": math.inf}, "more": "{steps}"}, "steps=inf"),
+        ({"most_seeds": 0}, "most_seeds=0"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_runs(tmp_path, change, said):
@@ -260,6 +381,34 @@ def test_what_cannot_work_is_refused_before_anything_runs(tmp_path, change, said
     with pytest.raises(UserError, match=said):
         cp.tune(command, **arguments)
     assert not list(tmp_path.rglob("result.json"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "fix: give a command, a function (file.py:train) or --model gpt: one of them"),
+        (["python x.py"], "fix: give --loss: write '{folder}/metrics.jsonl:val_loss'"),
+        (["--model", "gpt", "--loss", LOSS], "fix: leave it out: the loss is known here"),
+        (["--model", "gpt", "--space", "lr"], "space: 'lr' is not a range"),
+        (["--model", "gpt", "--space", "lr=1..2", "lr=1..4"], "space: lr is given twice"),
+        (["--model", "gpt", "--space", "lr=1..4", "--rules", "foo"], "fix: use sp"),
+        (["--model", "gpt", "--space", "lr=1..4", "--ranks", "0"], "fix: give a positive ranks"),
+        (["--model", "gpt", "--space", "warmup=0.5..4"], "warmup=2 is not a share of the steps"),
+        (["--model", "gpt", "--space", "lr=1..4", "--slurm", "partition=x"], "partition is for SLURM"),
+        (
+            ["--model", "gpt", "--space", "lr=1..4", "--per-gpu", "2", "--engine", "ray"],
+            "per_gpu=2 is for this machine",
+        ),
+        (["--model", "gpt", "--space", "lr=1..4", "--out", __file__], "is a file, not a folder"),
+        (["--model", "gpt", "--space", "lr=1..4:0"], "such as lr=1..4:0.5"),
+        (["status", "--out", __file__], "is a file, not a folder"),
+    ],
+)
+def test_the_way_out_is_that_of_the_mistake(words, said, capsys, tmp_path):
+    """Before anything runs, by a dry run too."""
+    out = [] if "--out" in words else ["--out", str(tmp_path)]
+    assert main(["tune", *words, *out, *([] if words[:1] == ["status"] else ["--dry-run"])]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(
@@ -294,6 +443,7 @@ WRITE = "pathlib.Path(folder, 'm.json').write_text(json.dumps({'loss': %s}))\n"
         (WRITE % "float('nan')", "every run at the base diverged"),
         (WRITE % "2.5", r"ignore lr: with lr = 2\^-8 and 2\^-7"),
         (WRITE % "float(lr)", "ignore the seed"),
+        (WRITE % "-float(lr)", "the first run failed.*must be above 0"),
     ],
 )
 def test_a_script_that_cannot_be_tuned_is_noticed_at_once(tmp_path, code, said):
@@ -339,6 +489,61 @@ def test_a_store_of_another_version_is_refused(tmp_path):
     (tmp_path / "store" / "store.json").write_text('{"format": 99}')
     with pytest.raises(UserError, match="has format 99"):
         tuned(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "", "{", "[]", '{"title": "x"}', '{"title": "x", "versions": []}', '{"title": "x", "versions": [1]}',
+        '{"title": 3, "versions": [{"scripts": [["a"]], "runs": ["b"]}]}',
+        '{"title": "x", "versions": [{"scripts": [["a"]], "runs": ["b"]}]}',
+        '{"title": "x", "versions": [{"scripts": [["a", "b", "c"]], "runs": []}]}',
+        '{"title": "x", "versions": [{"scripts": [], "runs": ["\\u0000", "../.."]}]}',
+        '{"title": "x", "versions": [{"scripts": [], "runs": [1]}]}', "[" * 100000, "\x00\xff",
+    ],
+)  # fmt: skip
+def test_a_damaged_record_is_as_good_as_none(tmp_path, damage):
+    record = record_path(tuning_of(bowl(), {"space": SPACE, "loss": LOSS}, ""), tmp_path)
+    record.parent.mkdir()
+    record.write_bytes(damage.encode("latin-1"))
+    assert main(["tune", "status", "--out", str(tmp_path)]) == 0
+    words = ["tune", bowl(), "--loss", LOSS, "--space", "lr=2^-9..2^-5", "--dry-run", "--out", str(tmp_path)]
+    assert main(words) == 0
+    assert main([*words, "--accept-changes"]) == 0
+
+
+@pytest.mark.parametrize(
+    "result", ["", "{", '{"status": "done", "loss": "low", "seconds": "x"}', '{"status": 3}', "[1]"]
+)
+def test_a_damaged_result_is_an_error_of_input_or_is_left_out(tmp_path, capsys, result):
+    words = ["tune", bowl(), "--loss", LOSS, "--space", "lr=2^-9..2^-5", "--seeds", "1", "--out", str(tmp_path)]
+    assert main(words) == 3
+    first = next((tmp_path / "store").glob("*/result.json"))
+    first.write_text(result)
+    capsys.readouterr()
+    for more in ([], ["--dry-run"]):
+        assert main([*words, *more]) in (0, 2, 3)
+    assert main(["tune", "status", "--out", str(tmp_path)]) in (0, 2)
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["1" + "0" * 400, "1e400", "NaN", "-Infinity", "true", "[1]", "{}"])
+def test_a_tuned_value_that_is_no_number_is_refused(tmp_path, value, capsys):
+    from completep.config import sealed
+    from completep.tuned import TunedValue, TunedValues, write_tuned
+
+    path = write_tuned(
+        tmp_path / "tuned.json",
+        TunedValues({"lr": TunedValue(0.5)}, cp.Shape(64, 2), "completep", "PASS", "", [], "x", constants={"steps": 7}),
+    )
+    content = json.loads(path.read_text())
+    for place, key in ((content["values"]["lr"], "value"), (content["constants"], "steps")):
+        before, place[key] = place[key], json.loads(value)
+        plain = {k: v for k, v in content.items() if k not in ("sealed", "digest")}
+        path.write_text(sealed(plain))
+        place[key] = before
+        assert main(["plan", "--from", str(path), "--width", "128", "--depth", "4"]) in (0, 2)
+        assert "Traceback" not in capsys.readouterr().err
 
 
 def test_a_full_disk_is_an_error_and_loses_nothing(tmp_path):

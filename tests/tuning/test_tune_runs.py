@@ -60,8 +60,9 @@ def test_the_identity_is_words_values_seed_and_scripts(tmp_path):
     other_loss = replace(task, source=Source.parse("{folder}/m.json:other"))
     (tmp_path / "script.py").write_text(WRITES + "\n# changed")
     changed = replace(task, scripts=find_scripts(["python", "script.py"], tmp_path))
-    ids = {t.id for t in (task, other_values, other_seed, other_loss, changed, replace(task, template="python x {lr}"))}
-    assert len(ids) == 6
+    other_rules = replace(task, setting=replace(SETTING, rules="mup"))  # said of the script, although no word changes
+    words = replace(task, template="python x {lr}")
+    assert len({t.id for t in (task, other_values, other_seed, other_loss, changed, words, other_rules)}) == 7
     assert replace(task, folder="/elsewhere").id == task.id  # where it runs is no part of it
 
 
@@ -77,6 +78,59 @@ def test_a_script_is_its_imports_too(tmp_path):
     (tmp_path / "package" / "inner.py").write_text("x = 1")
     assert dict(find_scripts(["python", "-m", "script"], tmp_path)) != dict(before)
     assert find_scripts(["train"], tmp_path) == ()
+
+
+def test_modules_import_from_the_working_directory(tmp_path):
+    """`python -m pkg.train` finds `helper` beside pkg, not inside of it."""
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "__init__.py").write_text("")
+    (tmp_path / "pkg" / "train.py").write_text("import helper\nfrom pkg.model import Model\nfrom . import other")
+    for name in ("pkg/model.py", "pkg/other.py", "helper.py", "pkg/helper.py", "unrelated.py"):
+        (tmp_path / name).write_text("")
+    names = [name for name, _ in find_scripts(["python", "-m", "pkg.train", "{lr}"], tmp_path)]
+    assert names == ["helper.py", "pkg/__init__.py", "pkg/model.py", "pkg/other.py", "pkg/train.py"]
+    names = [name for name, _ in find_scripts(["python", "pkg/train.py", "{lr}"], tmp_path)]
+    assert "pkg/helper.py" in names
+    assert "helper.py" not in names
+
+
+def test_pythonpath_inside_of_the_working_directory_counts(tmp_path, monkeypatch):
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "mine.py").write_text("")
+    (tmp_path / "train.py").write_text("import mine")
+    assert [name for name, _ in find_scripts(["python", "train.py"], tmp_path)] == ["train.py"]
+    monkeypatch.setenv("PYTHONPATH", f"src{os.pathsep}/somewhere/else")
+    assert [name for name, _ in find_scripts(["python", "train.py"], tmp_path)] == ["src/mine.py", "train.py"]
+
+
+@pytest.mark.parametrize(
+    ("word", "found"),
+    [
+        ("--config=conf.yaml", ["conf.yaml"]),
+        ("config=conf.yaml", ["conf.yaml"]),
+        ("conf.yaml", ["conf.yaml"]),
+        ("configs/{width}.yaml", ["configs/64.yaml", "configs/a [b].yaml"]),
+        ("--config=configs/{width}.yaml", ["configs/64.yaml", "configs/a [b].yaml"]),
+        ("--out={folder}/conf.yaml", []),
+        ("./run", ["run"]),
+        ("x" * 300, []),
+        ("data.bin", []),
+    ],
+)
+def test_configurations_among_the_words_count(tmp_path, word, found):
+    (tmp_path / "configs").mkdir()
+    for name in ("conf.yaml", "configs/64.yaml", "configs/a [b].yaml", "data.bin"):
+        (tmp_path / name).write_text("lr: 1")
+    (tmp_path / "run").write_text("#!/bin/sh")
+    (tmp_path / "run").chmod(0o755)
+    assert [name for name, _ in find_scripts(["python", word], tmp_path)] == found
+    assert [name for name, _ in find_scripts([word], tmp_path)] == (found if word == "./run" or "/" in word else [])
+
+
+def test_a_loss_that_is_not_above_zero_fails_the_run_at_once(tmp_path):
+    for loss in ("0.0", "-0.5"):
+        with pytest.raises(TaskError, match="must be above 0"):
+            carry_out(command(tmp_path, WRITES.replace("float(sys.argv[2])", loss)), tmp_path / loss)
 
 
 def test_a_failing_script_says_its_last_lines(tmp_path):

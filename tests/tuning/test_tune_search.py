@@ -1,6 +1,7 @@
-"""The three stages: the grid's answer with at most half of its runs, on sweeps that were really run."""
+"""The stages: the grid's answer with at most half of its runs, on sweeps that were really run."""
 
 import math
+from dataclasses import replace
 
 import polars as pl
 import pytest
@@ -10,7 +11,8 @@ from completep.errors import UserError
 from completep.measure.curves import judge_transfer
 from completep.sweep.store import Store
 from completep.sweep.task import Point, Trial
-from completep.tuning.search import Staged, expected_runs
+from completep.tuning.precision import Advice, Design, advise
+from completep.tuning.search import Staged, expected_runs, shape_of
 from completep.tuning.space import Dimension
 from tests.tuning.recorded import Looked, Recorded, sweep
 
@@ -25,8 +27,14 @@ def searched(tmp_path, study, name, rules, depths):
     frame, trials = sweep(study, name, rules)
     trials = [t for t in trials if t.point["depth"] in depths]
     engine = Recorded(Store(tmp_path))
-    dimension = Dimension(name, "octaves", tuple(sorted(frame[name].unique())))
-    done, failed = Staged(dimension, Shape(frame["width"][0], min(depths)))(engine, trials)
+    base, axis, most = Shape(frame["width"][0], min(depths)), frame[name].unique().to_list(), frame["seed"].n_unique()
+
+    def by_noise(swept, runs, first):
+        """What the noise asks for: more values here, since the grid has no more seeds."""
+        known = [{**t.point, "loss": t.task.known, "rules": rules} for t in runs]
+        return advise(pl.DataFrame(known), swept, base, axis, first, most)
+
+    done, failed = strategy(trials, name, advise=by_noise)(engine, trials)
     assert failed == []
     few = pl.DataFrame([{**t.point, "loss": t.task.known, "rules": rules} for t in done])
     grid = frame.filter(pl.col("depth").is_in(depths))
@@ -45,6 +53,15 @@ def test_half_of_the_grid_gives_its_optimum_and_its_verdict(tmp_path, case):
         assert found.word == whole.word
 
 
+def strategy(trials, name="lr", **more):
+    """The stages, over trials whose losses are known."""
+    known = {(shape_of(t), t.point[name], t.point["seed"]): t for t in trials}
+    shapes = sorted({shape for shape, _, _ in known}, key=lambda s: (s.depth, s.width))
+    values, seeds = (sorted({key[i] for key in known}) for i in (1, 2))
+    dimension = Dimension(name, "octaves", tuple(values))
+    return Staged((dimension,), shapes, len(seeds), lambda s, v, seed: known[s, v[name], seed], **more)
+
+
 def bowl_trials(optimum, seeds=3, depths=(2, 8), octaves=range(-12, -2), loss=None):
     def known(depth, e, seed):
         return 2 + 0.03 * (e - optimum(depth)) ** 2 + 0.01 * seed + 0.001 * math.sin(e * seed + depth)
@@ -59,8 +76,7 @@ def bowl_trials(optimum, seeds=3, depths=(2, 8), octaves=range(-12, -2), loss=No
 
 def staged(tmp_path, trials):
     engine = Recorded(Store(tmp_path))
-    values = tuple(sorted({t.point.number("lr") for t in trials}))
-    return engine, Staged(Dimension("lr", "octaves", values), Shape(64, 2))(engine, trials)[0]
+    return engine, strategy(trials)(engine, trials)[0]
 
 
 def test_seeds_are_spent_near_the_optimum_only(tmp_path):
@@ -77,30 +93,71 @@ def test_a_drift_is_followed_to_its_minimum(tmp_path):
     assert {t.point["lr"] for t in done if t.point["depth"] == 8} >= {2.0**-11, 2.0**-10, 2.0**-9}
 
 
-@pytest.mark.parametrize(("is_open", "values"), [(False, 3), (True, 5)])
-def test_an_open_verdict_widens_every_curve_by_one_value_on_either_side(tmp_path, is_open, values):
-    trials = bowl_trials(lambda depth: -7.2)
-    engine, asked_about = Recorded(Store(tmp_path)), []
-    dimension = Dimension("lr", "octaves", tuple(2.0**e for e in range(-12, -2)))
+def test_what_the_noise_asks_for_is_run_at_every_shape(tmp_path):
+    """Asked for at the base, before any larger shape is run, and once more when all are."""
+    engine, asked_about, told = Recorded(Store(tmp_path)), [], []
 
-    def open_(done):
-        asked_about.append(len(done))
-        return is_open
+    def advise(name, trials, first):
+        asked_about.append((name, {t.point["depth"] for t in trials}, first))
+        design = Design(2, 5) if first.seeds == 5 else Design(1, 5)
+        return Advice(0.1, design, 5)
 
-    done, _ = Staged(dimension, Shape(64, 2), is_open=open_)(engine, trials)
-    assert len(asked_about) == 1
+    trials = bowl_trials(lambda depth: -7.2, seeds=5)
+    search = replace(strategy(trials), seeds=3, advise=advise, tell=told.append)
+    done, _ = search(engine, trials)
+    assert asked_about == [("lr", {2}, Design(1, 3)), ("lr", {2, 8}, Design(1, 5))]
+    assert told == [f"lr: {Advice(0.1, design, 5)}" for design in (Design(1, 5), Design(2, 5))]
     for depth in (2, 8):
-        whole = [t.point["lr"] for t in done if t.point["depth"] == depth and t.point["seed"] == 2]
-        assert sorted(whole) == [2.0**e for e in range(-7 - values // 2, -6 + values // 2)]
+        whole = [t.point["lr"] for t in done if t.point["depth"] == depth and t.point["seed"] == 4]
+        assert sorted(whole) == [2.0**e for e in range(-9, -4)]
     assert len(engine.asked) == len(set(engine.asked)) == len(done)
+
+
+def test_every_dimension_is_walked_and_verified(tmp_path):
+    """Two that pull at each other: the walk along one moves the other's best, until both are settled."""
+    lr = Dimension("lr", "octaves", tuple(2.0**e for e in range(-10, -3)))
+    wd = Dimension("wd", "octaves", tuple(2.0**e for e in range(-6, 1)))
+    act = Dimension("act", "choice", ("gelu", "relu"))
+
+    def trial(shape, values, seed):
+        a, b = math.log2(values["lr"]) + 7, math.log2(values["wd"]) + 3
+        loss = 2 + 0.05 * (a**2 + b**2 + 0.6 * a * b) + 0.01 * seed - 0.01 * shape.depth + (values["act"] == "relu")
+        point = Point(width=shape.width, depth=shape.depth, **values, seed=seed)
+        return Trial(point, Looked(f"{shape} {values} {seed}", loss + 1e-4 * math.sin(a + 3 * b + 5 * seed), 1.0))
+
+    engine = Recorded(Store(tmp_path))
+    start = {"lr": 2.0**-5, "wd": 2.0**-4, "act": "gelu"}
+    search = Staged((lr, wd, act), (Shape(64, 2), Shape(64, 8)), 2, trial, start)
+    done, _ = search(engine, [])
+    assert search.point == {"lr": 2.0**-7, "wd": 2.0**-3, "act": "gelu"}
+    for depth in (2, 8):
+        own = [t.point for t in done if t.point["depth"] == depth]
+        assert {p["lr"] for p in own if p["wd"] == 2**-3 and p["act"] == "gelu"} >= {2**-8, 2**-7, 2**-6}
+        assert {p["wd"] for p in own if p["lr"] == 2**-7 and p["act"] == "gelu"} >= {2**-4, 2**-3, 2**-2}
+        assert {p["act"] for p in own if p["lr"] == 2**-7 and p["wd"] == 2**-3} == {"gelu", "relu"}
+
+
+def test_a_second_dimension_that_the_script_ignores_is_refused(tmp_path):
+    lr = Dimension("lr", "octaves", tuple(2.0**e for e in range(-10, -3)))
+    wd = Dimension("wd", "octaves", tuple(2.0**e for e in range(-6, 1)))
+
+    def trial(shape, values, seed):
+        loss = 2 + 0.05 * (math.log2(values["lr"]) + 7) ** 2 + 0.01 * seed
+        point = Point(width=shape.width, depth=shape.depth, **values, seed=seed)
+        return Trial(point, Looked(f"{shape} {values} {seed}", loss, 1.0))
+
+    search = Staged((lr, wd), (Shape(64, 2), Shape(64, 8)), 2, trial, {"lr": 2.0**-7, "wd": 2.0**-3})
+    engine = Recorded(Store(tmp_path))
+    with pytest.raises(UserError, match=r"ignore wd: with wd = 2\^-4 and 2\^-3"):
+        search(engine, [])
+    assert len(engine.asked) == 10
 
 
 def test_a_script_that_ignores_its_argument_is_noticed_in_the_first_round(tmp_path):
     trials = bowl_trials(None, loss=lambda depth, e, seed: 2.5)
     engine = Recorded(Store(tmp_path))
-    strategy = Staged(Dimension("lr", "octaves", tuple(2.0**e for e in range(-12, -2))), Shape(64, 2))
     with pytest.raises(UserError, match=r"ignore lr: with lr = 2\^-8 and 2\^-7 the loss is 2.5"):
-        strategy(engine, trials)
+        strategy(trials)(engine, trials)
     assert len(engine.asked) == 3
 
 
@@ -121,6 +178,9 @@ def test_what_is_expected_is_the_mean_over_every_place_of_the_optimum(tmp_path, 
         len(staged(tmp_path / str(o), bowl_trials(lambda depth, o=o: o + 0.01, seeds, depths, octaves))[0].asked)
         for o in octaves
     ]
-    expected = expected_runs(values, seeds, proxies)
+    dimension = Dimension("lr", "octaves", tuple(2.0**o for o in octaves))
+    expected = expected_runs([dimension], seeds, seeds, proxies)
     assert expected.base + expected.seeds + expected.proxies == pytest.approx(sum(counts) / len(counts))
     assert expected.most == values * seeds * (proxies + 1) >= max(counts)
+    noisy = expected_runs([dimension], seeds, seeds + 2, proxies)
+    assert noisy.most - expected.most == (2 * min(5, values) * (proxies + 1) if seeds > 1 and values > 2 else 0)

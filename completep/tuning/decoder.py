@@ -1,0 +1,93 @@
+"""A training run of the reference decoder that a search may stop early, by the losses of its training steps.
+
+A batch is a function of seed and step, so that two runs of one seed see the same data, and their losses at a step can
+be compared. A stopped run has saved: if its result is needed after all, it continues from there.
+"""
+
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from completep.config import Shape
+from completep.sweep.training import Training
+from completep.train.folder import METRICS
+from completep.train.records import Record, read_metrics
+from completep.tuning.hopeless import hopeless
+from completep.tuning.reading import Reading
+from completep.tuning.runs import RESULT, write_hopeless
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """One run, the same as its `Training`, that knows the curve of the best run so far."""
+
+    kind: ClassVar[str] = "decoder"
+    training: Training
+    bar: tuple[Reading, ...] = ()  # no part of the id
+
+    @property
+    def id(self) -> str:
+        return self.training.id
+
+    @property
+    def group(self) -> tuple[Shape, int]:
+        """Runs of one group can be compared on their way."""
+        run = self.training.run
+        return Shape(run.model.width, run.model.depth), run.seed
+
+    @property
+    def cost(self) -> float:
+        return self.training.cost
+
+    @property
+    def ranks(self) -> int:
+        return self.training.ranks
+
+    @property
+    def imports(self) -> tuple[str, ...]:
+        return (*self.training.imports, __name__)
+
+    def memory(self) -> float:
+        return self.training.memory()
+
+    def describe(self) -> str:
+        return self.training.describe()
+
+    def loss(self, result: Mapping[str, object]) -> float | None:
+        return self.training.loss(result)
+
+    def to_json(self) -> dict[str, object]:
+        return {"training": self.training.to_json(), "bar": [[r.step, r.loss] for r in self.bar]}
+
+    @staticmethod
+    def from_json(content: dict[str, Any]) -> "Decoder":
+        bar = tuple(Reading(float(step), float(loss)) for step, loss in content["bar"])
+        return Decoder(Training.from_json(content["training"]), bar)
+
+    def carry_out(self, folder: Path, lock: int) -> None:
+        """A hopeless run is stopped by SIGTERM, so that it saves. Only the main thread can be."""
+        began, stopped = time.monotonic(), False
+
+        def look(record: Record) -> None:
+            nonlocal stopped
+            if record.kind == "step" and not stopped and hopeless(self.readings(folder), self.bar):
+                stopped = True
+                signal.raise_signal(signal.SIGTERM)
+
+        can_stop = bool(self.bar) and threading.current_thread() is threading.main_thread()
+        if can_stop:
+            self.training.carry_out(folder, lock, look)
+        else:
+            self.training.carry_out(folder, lock)
+        if stopped and not (folder / RESULT).exists():
+            write_hopeless(folder, self.readings(folder), time.monotonic() - began)
+
+    def readings(self, folder: Path) -> list[Reading]:
+        """The losses of the training steps so far."""
+        path = folder / METRICS
+        records = read_metrics(path) if path.exists() else ()
+        return [Reading(r.step, r.loss) for r in records if r.kind == "step"]
