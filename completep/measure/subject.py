@@ -200,8 +200,9 @@ class Subject:
     def site(self, name: str) -> str | None:
         """The module at the end of a branch, or the readout, whose product this parameter makes."""
         anatomy, template = self.anatomy, self.anatomy.template(name)
-        ends = (*anatomy.branches, *([] if anatomy.tied else [anatomy.readout]))
-        module = next((end.module for end in ends if template in end.parameters), None)
+        ends = {p: branch.module for branch in anatomy.branches for p in branch.parameters}
+        outlets = {outlet.weight: outlet.module for outlet in anatomy.outlets if outlet.weight in outlet.parameters}
+        module = (outlets | ends).get(template)
         stack = anatomy.stack_of(name)
         if module is None or stack is None or (match := stack.pattern.match(name)) is None:
             return module
@@ -226,10 +227,7 @@ class Subject:
     @property
     def normed_entry(self) -> bool:
         """True if a norm follows the embedding, so that the size of the embedding does not matter."""
-        last = f"{self.anatomy.final_norm}."
-        parts = self.anatomy.parts.items()
-        norms = [t for t, part in parts if part.role.trait.fan == "vector" and not part.role.trait.inside]
-        return any(not name.startswith(last) for name in norms)
+        return self.anatomy.normed_entry
 
     def zero_grad(self) -> None:
         for optimizer in self.optimizers:
@@ -290,8 +288,9 @@ class Subject:
             handle.remove()
         if kept[-1].dim() != 3 or kept[-1].shape[:-1] == batch[1].shape or kept[-1].shape[1] == 1:
             return loss
-        weight, axis = self.anatomy.width
-        if self.model.get_parameter(weight).shape[axis] != kept[-1].shape[-1]:  # the readout joins several tokens
+        outlet = self.anatomy.readout
+        length = self.model.get_parameter(outlet.weight).shape[outlet.axis]
+        if length != kept[-1].shape[-1]:  # the readout joins several tokens
             return loss
         logits = self.model.get_submodule(readout)(kept[-1]).flatten(0, -2).float()
         generator = torch.Generator().manual_seed(0)
