@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from completep.anatomy.blocks import Stack, find_stacks, find_tables, in_stack, is_expert, matches, template
-from completep.anatomy.readouts import Head, Readout, find_heads, is_invariant, post_norm, refuse_shared_products
+from completep.anatomy.norms import is_invariant
+from completep.anatomy.readouts import Head, Readout, find_heads, post_norm, refuse_shared_products
 from completep.anatomy.stream import (
     Leaf,
     below,
@@ -19,6 +20,7 @@ from completep.anatomy.stream import (
     multiplied_parameters,
     refuse_unreadable,
     stream_leaves,
+    tensor_of,
     used_parameters,
 )
 from completep.anatomy.trace import Example, Tap, Trace, trace
@@ -172,11 +174,10 @@ def _before_functional_norm(leaf: Leaf, t: Trace, stacks: tuple[Stack, ...]) -> 
     todo, seen = below(node), set(below(node))
     while todo:
         current = todo.pop(0)
-        call = t.made_by.get(current)
-        given = t.made.get(current) if call is None else call.made
+        given = tensor_of(current, t)
         if given is not None and given.shape == t.made[node].shape and is_invariant(t.made[node], given):
             return current
-        new = [child for child in below(current) if child not in seen] if call is None else []
+        new = [child for child in below(current) if child not in seen] if current not in t.made_by else []
         seen.update(new)
         todo += new
     return None

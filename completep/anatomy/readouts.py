@@ -9,13 +9,13 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
 from completep.anatomy.blocks import Stack, in_stack
 from completep.anatomy.calls import Call
 from completep.anatomy.kinds import is_linear
+from completep.anatomy.norms import is_invariant
 from completep.anatomy.stream import (
     MATMULS,
     bare_parameters,
@@ -31,7 +31,6 @@ from completep.anatomy.trace import Tap, Trace
 from completep.errors import UserError, some
 
 SOFTCAP = re.compile(r"^Tanh$")  # Gemma-2 squashes its logits; the multiplier acts before that
-INVARIANT = 1e-3  # of what a norm returns, when its input is scaled; its ε remains visible
 
 
 @dataclass(frozen=True)
@@ -291,17 +290,6 @@ def _last_block(t: Trace, stacks: Sequence[Stack]) -> tuple[Stack, str] | None:
     """The block that ran last, if it returns a tensor."""
     ran = [(stack, name) for name in t.outputs for stack in stacks if stack.pattern.fullmatch(name)]
     return ran[-1] if ran else None
-
-
-def is_invariant(made: Tensor, given: Tensor) -> bool:
-    """True if scaling a tensor does not change what was made of it, by Euler's theorem, but changing it does."""
-    weights = torch.randn(made.shape, generator=torch.Generator().manual_seed(0), dtype=made.dtype)
-    (grad,) = torch.autograd.grad((made * weights).sum(), [given], retain_graph=True, allow_unused=True)
-    if grad is None or not grad.norm() > 0:
-        return False
-    along = (grad * given.detach()).sum(-1)
-    sizes = grad.norm(dim=-1) * given.detach().norm(dim=-1)
-    return bool((along.abs() <= INVARIANT * sizes.clamp_min(1e-30)).all())
 
 
 def _first_product(node: Node, t: Trace) -> str | None:

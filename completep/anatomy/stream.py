@@ -11,10 +11,11 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from completep.anatomy.blocks import Stack, in_stack, template
+from completep.anatomy.norms import is_invariant
 from completep.anatomy.trace import Trace
 from completep.errors import UserError
 
@@ -141,7 +142,16 @@ def _gated(node: Node, t: Trace) -> tuple[Node, Node] | None:
         return None
     first = gates[1] or (not gates[0] and sizes[0] > sizes[1])
     behind, gate = children if first else children[::-1]
+    given, made = tensor_of(behind, t), t.made.get(node)
+    if given is not None and made is not None and is_invariant(made, given):  # the gate is 1 / size: a norm
+        return None
     return (behind, gate) if _ends_in_products(behind, t) else None
+
+
+def tensor_of(node: Node, t: Trace) -> Tensor | None:
+    """What an operation or module returned."""
+    call = t.made_by.get(node)
+    return t.made.get(node) if call is None else call.made
 
 
 def _scaled(node: Node, t: Trace, stacks: Sequence[Stack]) -> tuple[Node, str] | None:
