@@ -172,16 +172,16 @@ class Subject:
     def expected_gain(self, name: str) -> float:
         """The same for the gain: starting values, the sum over the fan-in, and the multipliers after it."""
         r = self.expected.parameters[name]
-        sums = r.role.trait.matrix and r.role.trait.fan != "model"  # a table looks its rows up
+        sums = r.role.trait.matrix and not r.role.trait.table
         sum_over_inputs = RANDOM_SUM(r.m_N) if sums else 1.0
         return self.expected_std(name) * sum_over_inputs * self.expected_multiplier(name)
 
     def expected_multiplier(self, name: str) -> float:
         """The same for what the forward pass multiplies the product by."""
         r = self.expected.parameters[name]
-        rules, sites = self.expected.rules, {m.kind: m.parameters for m in self.expected.multipliers}
-        outside = rules.branch(1.0, r.m_L) if name in sites.get("branch", ()) else 1.0
-        if name in sites["logits"] and r.role.trait.matrix:  # a tied readout has a row of its own
+        rules, kinds = self.expected.rules, {m.kind for m in self.expected.multipliers if name in m.parameters}
+        outside = rules.branch(1.0, r.m_L) if "branch" in kinds else 1.0
+        if "logits" in kinds and r.role.trait.matrix:  # a tied readout has a row of its own
             outside *= rules.logits(r.m_N)
         return outside
 

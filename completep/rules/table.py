@@ -70,6 +70,7 @@ class Trait:
     start: Literal["random", "constant"] = "constant"  # random: N(0, std²)
     decayed: bool = False  # weight decay acts on it
     matrix: bool = False
+    table: bool = False  # it looks its rows up; other matrices sum over their inputs
     inside: bool = False  # inside a block
     acts_on: Literal["stream", "logits"] = "stream"  # where its update becomes visible
     shared: bool = False  # by all heads, whose gradients cancel at init and align in training
@@ -78,14 +79,14 @@ class Trait:
 
 
 TRAITS: Mapping[Role, Trait] = {
-    Role.EMBEDDING: Trait("model", start="random", decayed=True, matrix=True),
+    Role.EMBEDDING: Trait("model", start="random", decayed=True, matrix=True, table=True),
     Role.EMBEDDING_BIAS: Trait("model"),
     Role.HIDDEN: Trait("matrix", start="random", decayed=True, matrix=True, inside=True),
     Role.EXPERT: Trait("matrix", start="random", decayed=True, matrix=True, inside=True, routed=True),
     Role.ROUTER: Trait("matrix", start="random", decayed=True, matrix=True, inside=True),
     Role.HIDDEN_BIAS: Trait("vector", inside=True),
     Role.BLOCK_NORM: Trait("vector", inside=True),
-    Role.BLOCK_TABLE: Trait("vector", start="random", decayed=True, matrix=True, inside=True),
+    Role.BLOCK_TABLE: Trait("vector", start="random", decayed=True, matrix=True, table=True, inside=True),
     Role.BLOCK_VECTOR: Trait("vector", inside=True, bare=True),
     Role.QK_NORM: Trait("fixed", inside=True, shared=True),
     Role.STREAM_SCALE: Trait("fixed", bare=True),

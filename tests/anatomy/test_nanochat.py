@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from completep import Role, UserError, audit, parametrize
+from completep import Role, UserError, audit, check, parametrize
 from tests.rules.models import roles
 from tests.rules.training import VOCABULARY, tokens, worst
 
@@ -140,3 +140,28 @@ class PerFeature(NanoChat):
 def test_gains_for_every_feature_of_the_stream_are_refused():
     with pytest.raises(UserError, match="the residual stream takes in the result of Mul"):
         scaled(kind=PerFeature)
+
+
+def nanochat(width, depth):
+    return NanoChat(width, depth)
+
+
+def as_trained(width, depth, *, keep=1.0):
+    """The model with an optimizer of the rules, except for the learning rate of the numbers on the stream."""
+    model = NanoChat(width, depth)
+    scaling = parametrize(model, base=lambda: NanoChat(32, 2)).init_(0.06)
+    groups = scaling.param_groups(2e-3, weight_decay=0.1, eps=1e-16)
+    for group in groups:
+        group["lr"] *= keep if "keep" in group["names"] else 1.0
+    return model, torch.optim.AdamW(groups)
+
+
+def test_the_check_confirms_the_rows_of_its_own_and_names_a_break():
+    sizes = {"widths": (32, 64, 128), "depths": (2, 4, 8, 16), "base": (32, 2), "workers": 1}
+    found = check(nanochat, **sizes)
+    own = [f for f in found.findings if f.tensor in ("keep", "mix", "values.*.weight")]
+    assert {(f.tensor, f.setting) for f in own} >= {("keep", "learning rate"), ("mix", "epsilon")}
+    assert found.verdict == "PASS", [str(f) for f in found.findings if f.word != "PASS"]
+    broken = check(lambda width, depth: as_trained(width, depth, keep=depth / 2), **sizes)
+    assert broken.verdict == "FAIL"
+    assert {f.tensor for f in broken.findings if f.word == "FAIL"} == {"keep", "mix"}  # both are in one group
