@@ -12,7 +12,6 @@ from completep.anatomy.names import named_parameters
 from completep.anatomy.roles import Anatomy, Part
 from completep.config import Shape
 from completep.errors import UserError, some
-from completep.rules.table import Role
 
 Dimensions = tuple[int, ...]
 Shapes = dict[str, Dimensions]
@@ -55,7 +54,7 @@ class Ratios:
         stack = self.anatomy.stack_of(name)
         if stack is not None and not stack.side:
             return *self._fans(name), self.depth[stack.stem]
-        acts_inside = stack is not None or self.anatomy.part(name).role is Role.STREAM_SCALE
+        acts_inside = stack is not None or self.anatomy.part(name).role.trait.layered
         return *self._fans(name), max(self.depth.values()) if acts_inside else self.m_L
 
     def along(self, template: str, dimension: int) -> float:

@@ -73,6 +73,7 @@ class Trait:
     table: bool = False  # it looks its rows up; other matrices sum over their inputs
     inside: bool = False  # inside a block
     acts_on: Literal["stream", "logits"] = "stream"  # where its update becomes visible
+    layered: bool = False  # it stands outside the blocks and has an entry for each of them
     shared: bool = False  # by all heads, whose gradients cancel at init and align in training
     routed: bool = False  # it has a part per expert, which sees only the tokens that a router sends to it
     bare: bool = False  # no module holds it, so its gradient is watched where it meets an activation
@@ -89,7 +90,7 @@ TRAITS: Mapping[Role, Trait] = {
     Role.BLOCK_TABLE: Trait("vector", start="random", decayed=True, matrix=True, table=True, inside=True),
     Role.BLOCK_VECTOR: Trait("vector", inside=True, bare=True),
     Role.QK_NORM: Trait("fixed", inside=True, shared=True),
-    Role.STREAM_SCALE: Trait("fixed", bare=True),
+    Role.STREAM_SCALE: Trait("fixed", bare=True, layered=True),
     Role.FINAL_NORM: Trait("vector", acts_on="logits"),
     Role.HEAD: Trait("matrix", start="random", decayed=True, matrix=True, acts_on="logits"),
     Role.HEAD_BIAS: Trait("vector", acts_on="logits"),
