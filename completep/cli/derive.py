@@ -60,7 +60,8 @@ def derive(
         time: tokens per sequence.
         workers: processes; by default one per core, or none where that is faster.
         save: write the rules to this new file.
-        out: the report goes into a new folder here.
+        out: the report goes into a new folder here. Measurements are kept here too: if this command is interrupted, the
+            same command continues.
         json: print JSON.
     """
     from completep import derive as run
@@ -70,7 +71,7 @@ def derive(
         result = run(
             target, depths=depths, widths=widths, axes=_axes(axis), parameters=parameters, base=base, rules=rules,
             arguments=parse_arguments(args), names=names, batches=batches, seeds=seeds, steps=steps, lr=lr, std=std,
-            batch=batch, time=time, workers=workers, progress=progress,
+            batch=batch, time=time, workers=workers, progress=progress, keep=out,
         )  # fmt: skip
     show(result, json, out)
     if save is not None and result.verdict == "PASS":

@@ -19,6 +19,7 @@ from completep.anatomy.trace import call, find_logits
 from completep.config import Shape, as_shape
 from completep.errors import UserError, some
 from completep.measure.check import GPT, MOST_SEEDS, grid_of_shapes
+from completep.measure.kept import Kept
 from completep.measure.solving import SETTINGS, Exponent, confirmed, solve, undecided
 from completep.measure.subject import Batches, Setting, Source, random_batch, speaking_of
 from completep.measure.survey import Limit, Survey, survey
@@ -159,6 +160,7 @@ def derive(
     time: int = 16,
     workers: int | None = None,
     progress: Progress = quiet,
+    keep: "Path | str | None" = None,
 ) -> Derivation:
     """Measure how learning rate, epsilon, init and weight decay of a parameter must change with the size of the model.
 
@@ -185,6 +187,7 @@ def derive(
         time: tokens per sequence.
         workers: processes; by default one per core, or none where that is faster.
         progress: called with (done, total, what) after every measurement.
+        keep: a folder for finished measurements. The same call continues from there if it was interrupted.
     """
     grown = {axis: tuple(map(int, sizes)) for axis, sizes in (axes or {}).items()}
     _refuse_short({names[0]: widths, names[1]: depths} | grown)
@@ -198,7 +201,10 @@ def derive(
     wanted = _wanted(anatomy, [parameters] if isinstance(parameters, str) else parameters, guesses)
     gauges = {axis: _gauge(source, axis, sizes, anatomy, setting) for axis, sizes in grown.items()}
     source = replace(source, roles={**guesses, **(roles or {})})
-    measure = partial(survey, source, shapes=shapes, setting=setting, further=grown, workers=workers, progress=progress)
+    kept = None if keep is None else Kept(Path(keep), source, setting)
+    measure = partial(
+        survey, source, shapes=shapes, setting=setting, further=grown, workers=workers, progress=progress, kept=kept
+    )
     varied = [*(["width"] if len(set(widths)) > 1 else []), *(["depth"] if len(set(depths)) > 1 else []), *grown]
     run = Measurement(measure, family, wanted, varied, gauges, steps)
     exponents, first, late = run.decided(seeds)

@@ -11,9 +11,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from typing import Protocol
 
 import polars as pl
+import torch
+from torch import Tensor
 
+from completep.anatomy.names import named_parameters
 from completep.config import Shape
 from completep.measure.coordinates import refuse_randomness
 from completep.measure.pool import each
@@ -25,6 +29,7 @@ from completep.measure.tensors import (
     branch_share,
     measure_start,
     measure_tensors,
+    repeat_starts_,
     scale_,
     scaled_readout,
     tied_readout,
@@ -137,10 +142,12 @@ def survey(
     steps: int = 0,
     workers: int | None = None,
     progress: Progress = quiet,
+    kept: "Keeper | None" = None,
 ) -> Survey:
     """Measure every parameterization at every shape, and at the base's shape along further axes.
 
-    The first size of a further axis is the base's. With `steps`, the model is trained for so many steps first.
+    The first size of a further axis is the base's. With `steps`, the model is trained for so many steps first. What
+    `kept` has is not measured again.
     """
     limit = limit or find_limit(source, rules[0], setting, near_limit=near_limit)
     distinct = {r.key: r for r in rules}.values()
@@ -155,7 +162,7 @@ def survey(
     states: list[Mapping[str, object]] = []
     attentions: list[Mapping[str, object]] = []
     untrained: dict[str, None] = {}
-    for done, (job, measured) in enumerate(_on_cores(measure, jobs, workers), 1):
+    for done, (job, measured) in enumerate(_all(measure, jobs, workers, kept), 1):
         labels = {"rules": job.rules.key, "width": job.shape.width, "depth": job.shape.depth, **axes, **job.grown}
         untrained |= dict.fromkeys(measured.untrained)
         attentions += [labels | asdict(row) for row in measured.attentions]
@@ -188,6 +195,30 @@ class Measured:
     untrained: list[str]
 
 
+class Keeper(Protocol):
+    """Remembers measurements."""
+
+    def get(self, job: Job) -> "Measured | None": ...
+    def put(self, job: Job, measured: "Measured") -> None: ...
+
+
+def _all(
+    measure: Callable[[Job], Measured], jobs: list[Job], workers: int | None, kept: Keeper | None
+) -> Iterator[tuple[Job, Measured]]:
+    """What is kept first, then what is measured now."""
+    missing = []
+    for job in jobs:
+        known = None if kept is None else kept.get(job)
+        if known is None:
+            missing.append(job)
+        else:
+            yield job, known
+    for job, measured in _on_cores(measure, missing, workers) if missing else ():
+        if kept is not None:
+            kept.put(job, measured)
+        yield job, measured
+
+
 def _on_cores(
     measure: Callable[[Job], Measured], jobs: list[Job], workers: int | None
 ) -> Iterator[tuple[Job, Measured]]:
@@ -216,6 +247,7 @@ def _measure_shape(source: Source, setting: Setting, job: Job) -> Measured:
     for seed, batch in batches.items():
         subject = subjects.start(seed)
         state, gains = measure_start(subject, batch)
+        repeat_starts_(subject, _starts(source, subject, seed))
         factors = {t: repair(job, source.base, t) for t in subject.anatomy.parts}
         factors |= {t: job.limit.scale * factors[t] for t in subject.writers}
         if not subject.anatomy.tied:
@@ -230,6 +262,18 @@ def _measure_shape(source: Source, setting: Setting, job: Job) -> Measured:
             seeds[seed] = state, measure_tensors(subject, batch, gains)
         scale_(subject, {t: 1 / factor for t, factor in factors.items()}.__getitem__)  # frozen weights are kept
     return Measured(seeds, _attentions(subject), subject.untrained)
+
+
+def _starts(source: Source, subject: Subject, seed: int) -> dict[str, list[Tensor]]:
+    """By template: the values that the base's constructor draws for parameters that keep them, block by block."""
+    drawn = {t for t, part in subject.anatomy.parts.items() if part.kept and part.constant is None}
+    found: dict[str, list[Tensor]] = {}
+    if drawn:
+        torch.manual_seed(seed)
+        for name, parameter in named_parameters(source.base_model()):
+            if (template := subject.anatomy.template(name)) in drawn:
+                found.setdefault(template, []).append(parameter.detach())
+    return found
 
 
 def _attentions(subject: Subject) -> list[AttentionRow]:

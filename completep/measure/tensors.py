@@ -16,7 +16,7 @@ there is far less noise.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from statistics import median
@@ -174,6 +174,23 @@ def scale_(subject: Subject, factor: Callable[[str], float]) -> None:
             c, offset = factor(subject.anatomy.template(name)), subject.anatomy.part(name).offset
             if c != 1.0:
                 parameter.mul_(c).add_((c - 1) * offset)
+
+
+@torch.no_grad()
+def repeat_starts_(subject: Subject, starts: Mapping[str, Sequence[Tensor]]) -> None:
+    """Give parameters that keep their constructor's values those of the base, repeated along the axis that grows.
+
+    A few random decays differ much from model to model, and the largest of them dominate a gradient. With the same
+    values at every size, only the size is compared.
+    """
+    seen: dict[str, int] = {}
+    for name, parameter in named_parameters(subject.model):
+        template = subject.anatomy.template(name)
+        if (values := starts.get(template)) and parameter.dim():
+            own = values[seen.setdefault(template, 0) % len(values)]
+            seen[template] += 1
+            times = [math.ceil(n / b) for n, b in zip(parameter.shape, own.shape, strict=True)]
+            parameter.copy_(own.repeat(times)[tuple(slice(n) for n in parameter.shape)])
 
 
 def measure_tensors(subject: Subject, batch: Batch, gain: Mapping[str, float]) -> list[TensorRow]:
