@@ -48,6 +48,20 @@ class Kept:
         content = {"job": str(job), "seeds": seeds, "attentions": attentions, "untrained": measured.untrained}
         write_over(self._path(job), sealed(content))
 
+    def loss(self, key: str, steps: int) -> float | None:
+        """What `put_loss` was given for this run of training."""
+        path = self._loss_path(key, steps)
+        try:
+            return float(unsealed(read_text(path))["loss"]) if path.exists() else None
+        except (UserError, ValueError, TypeError, KeyError):
+            return None
+
+    def put_loss(self, key: str, steps: int, loss: float) -> None:
+        write_over(self._loss_path(key, steps), sealed({"run": key, "loss": loss}))
+
+    def _loss_path(self, key: str, steps: int) -> Path:
+        return self.folder / f"loss-{_digest(key, str(steps))[:24]}.json"
+
     def _path(self, job: Job) -> Path:
         rules = (job.rules.key, job.rules.named, job.rules.axes)
         what = (

@@ -39,7 +39,9 @@ from completep.measure.words import Axis, Progress, quiet
 from completep.rules.table import Rules
 
 NEAR = 0.25  # ρ of the copy that is measured
-SMALL = 1.0  # RMS of its logits at the base: the softmax of larger ones is uneven, the less so the wider the model
+# RMS of its logits at the base. The softmax of larger ones is uneven, the less so the wider the model, and where there
+# are few classes this uneven part is most of a gradient that sums over tokens. Training needs logits that can move.
+SMALL, SMALL_TRAINED = 0.02, 1.0
 FIT = 8.0  # the paper's own base has ρ = 7
 START_SECONDS = 25.0  # new processes import torch first, on cores that could already measure
 AS_IT_IS = "as it is"  # instead of a rules key, for a factory's own optimizer
@@ -54,7 +56,8 @@ class Limit:
     base: Shape
     rho: float  # RMS of what all branches add to the stream, relative to the embedding
     scale: float  # on the branches of the copy that is measured
-    logits: float  # on its readout
+    logits: float  # on its readout, at init
+    trained: float  # on its readout, where it is trained for some steps
     heads: Mapping[str, int]  # head size by attention module, as templates
 
     @property
@@ -250,10 +253,11 @@ def _measure_shape(source: Source, setting: Setting, job: Job) -> Measured:
         repeat_starts_(subject, _starts(source, subject, seed))
         factors = {t: repair(job, source.base, t) for t in subject.anatomy.parts}
         factors |= {t: job.limit.scale * factors[t] for t in subject.writers}
+        small = job.limit.trained if job.steps else job.limit.logits
         if not subject.anatomy.tied:
-            factors |= {t: job.limit.logits * factors[t] for t in subject.anatomy.readout.parameters}
+            factors |= {t: small * factors[t] for t in subject.anatomy.readout.parameters}
         scale_(subject, factors.__getitem__)
-        logits = job.limit.logits * repair(job, source.base, tied_readout(subject))
+        logits = small * repair(job, source.base, tied_readout(subject))
         with aligned_heads(subject, job.limit.heads), scaled_readout(subject, logits):
             if job.steps:
                 text = make_batches(source, base, setting, seed)[0]
@@ -312,5 +316,7 @@ def _find_limit(source: Source, rules: Rules, setting: Setting, *, near_limit: b
         smaller = 0.8 * NEAR / rho
         scale_(subject, {t: smaller if t in subject.writers else 1.0 for t in subject.anatomy.parts}.__getitem__)
         scale, rho = scale * smaller, branch_share(subject, batch)
-    logits = SMALL / state.logits if near_limit and SMALL < state.logits < math.inf else 1.0
-    return Limit(source.base, first, scale, logits, {row.template: row.head_size for row in _attentions(subject)})
+    finite = near_limit and state.logits < math.inf
+    logits, trained = (min(1.0, most / state.logits) if finite else 1.0 for most in (SMALL, SMALL_TRAINED))
+    heads = {row.template: row.head_size for row in _attentions(subject)}
+    return Limit(source.base, first, scale, logits, trained, heads)

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 SMALL = {"widths": (16, 32, 64), "depths": (1, 2, 4), "batch": 4, "time": 8, "steps": 2, "seeds": 2, "workers": 1}
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     pass
 
 
@@ -27,7 +27,7 @@ def run(keep, stop_after=None, factory=family):
     def progress(done, total, what):
         calls.append(what)
         if len(calls) == stop_after:
-            raise Stopped
+            raise StoppedError
 
     return derive(factory, **SMALL, parameters=["*.rise", "*.gain"], keep=keep, progress=progress)
 
@@ -50,7 +50,7 @@ def test_a_stopped_derivation_continues_with_the_same_numbers(tmp_path, measured
     whole = run(None)
     needed = len(measured)
     measured.clear()
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedError):
         run(tmp_path, stop_after=4)
     assert len(measured) == 4
     resumed = run(tmp_path)
