@@ -3,10 +3,14 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from completep.errors import UserError
+
+if TYPE_CHECKING:
+    from cattrs import Converter
 
 T = TypeVar("T")
 BUILTIN = ("python", "torch")  # corpora that need no preparation: sources that lie on the machine already
@@ -62,6 +66,10 @@ class GPTConfig:
     bias: bool = True
     qk_norm: bool = False
     tied: bool = False
+    experts: int = 0  # in every block, instead of one MLP; 0 for the MLP
+    active_experts: int = 1  # that every token is sent to
+    expert_width: int | None = None  # inner width of each; by default the MLP's
+    shared_experts: int = 0  # that every token passes, beside those it is sent to
 
     def __post_init__(self) -> None:
         for name in ("width", "depth", "vocabulary", "head_size", "context"):
@@ -79,6 +87,27 @@ class GPTConfig:
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise UserError(f"{name}={getattr(self, name)!r}", fix="use one of " + ", ".join(allowed))
+        self._check_experts()
+
+    def _check_experts(self) -> None:
+        for name in ("experts", "shared_experts"):
+            whole(name, getattr(self, name), 0)
+        whole("active_experts", self.active_experts)
+        if self.expert_width is not None:
+            whole("expert_width", self.expert_width)
+        if self.experts == 1:
+            raise UserError("experts=1: a router needs several to choose from", fix="use experts=0 for one MLP, or 2")
+        if self.active_experts > max(self.experts, 1):
+            what = f"active_experts={self.active_experts}, but there are {self.experts} experts"
+            raise UserError(what, fix="send a token to at most as many experts as there are")
+        if not self.experts and (self.shared_experts or self.expert_width is not None):
+            given = "shared_experts" if self.shared_experts else "expert_width"
+            raise UserError(f"{given}={getattr(self, given)} without experts", fix=f"give experts=8, or no {given}")
+
+    @property
+    def expert_size(self) -> int:
+        """The inner width of an expert."""
+        return self.feed_forward if self.expert_width is None else self.expert_width
 
     @property
     def heads(self) -> int:
@@ -192,12 +221,29 @@ class Run:
         return self.schedule.steps * self.batch * self.sequence
 
 
+# Fields that were added later. Where they are the defaults they are left out, so older runs keep their identity.
+LATER = ("experts", "active_experts", "expert_width", "shared_experts")
+
+
 def plain(value: object) -> dict[str, Any]:
     """A dataclass as plain data."""
+    content: dict[str, Any] = _writer().unstructure(value)
+    return content
+
+
+@cache
+def _writer() -> "Converter":
     import cattrs
 
-    content: dict[str, Any] = cattrs.unstructure(value)
-    return content
+    converter = cattrs.Converter()
+    converter.register_unstructure_hook(GPTConfig, _as_before)
+    return converter
+
+
+def _as_before(model: GPTConfig) -> dict[str, object]:
+    """All fields, except for later ones that are the defaults."""
+    kept = (f for f in fields(model) if f.name not in LATER or getattr(model, f.name) != f.default)
+    return {f.name: getattr(model, f.name) for f in kept}
 
 
 def to_json(value: object) -> str:

@@ -78,10 +78,12 @@ def test_a_new_role_is_two_files():
         "compute/plan.py": {
             "BLOCK_NORM",
             "EMBEDDING",
+            "EXPERT",
             "FINAL_NORM",
             "HIDDEN",
             "HIDDEN_BIAS",
             "QK_NORM",
+            "ROUTER",
             "UNEMBEDDING",
         },  # the decoder's
         "measure/linearization.py": {"HIDDEN"},  # a network of hidden matrices only

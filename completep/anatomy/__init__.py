@@ -10,10 +10,12 @@ The pipeline is trace → blocks → roles → proof → ratios. The files, in r
     kinds.py      kinds of modules that are known by their class: linear, convolution
     calls.py      one call of a module, to repeat it on another input
     norms.py      norms, known by what they do; their gains and biases
-    contractions.py  which axes of a bare parameter its products sum over
+    contractions.py  which axes of a bare parameter its products sum over, and how many matrices it stacks
     trace.py      one forward pass, recorded: which module made which node of the autograd graph
     blocks.py     the stacks of repeated blocks, templates, and models that no rule covers
-    stream.py     the residual stream as a sum: the walk from the logits down to the embeddings
+    stream.py     the residual stream as a sum: the walk from the last block down to the embeddings
+    readouts.py   the matrices that make the results, and what stands between each of them and the stream
+    dissect.py    all of that for one specimen
     roles.py      `Anatomy`; the role of each parameter, from its module and its place in the stream
     modes.py      training mode without dropout
     proof.py      the check on numbers that the roles are right

@@ -17,6 +17,7 @@ class Stack:
     """A sequence of blocks of one class, as modules named `stem` + number."""
 
     stem: str
+    side: bool = False  # tables that the blocks read, one for each of some blocks, and no blocks themselves
     lists: tuple[str, ...] = ()  # lists of experts in a block, by their names there: "mixture.experts."
 
     @cached_property
@@ -55,7 +56,17 @@ def find_stacks(model: nn.Module) -> tuple[Stack, ...]:
             kind = type(model.get_submodule(others[0])).__name__
             what = f"'{others[0]}' ({kind}) is numbered among the blocks {some(members, 3)}"
             raise UserError(what, fix="keep the blocks in a separate nn.ModuleList or nn.Sequential")
-    return tuple(Stack(stem, _expert_lists(model, Stack(stem))) for stem in blocks)
+    return tuple(Stack(stem, lists=_expert_lists(model, Stack(stem))) for stem in blocks)
+
+
+def find_tables(model: nn.Module, stacks: Sequence["Stack"]) -> tuple[Stack, ...]:
+    """Lists of equal tables outside the blocks, numbered by layers, as nanochat's value embeddings are."""
+    found: dict[str, set[tuple[int, ...]]] = {}
+    for name, module in model.named_modules():
+        stem = name.rstrip("0123456789")
+        if isinstance(module, nn.Embedding) and stem != name and stem.endswith(".") and not in_stack(name, stacks):
+            found.setdefault(stem, set()).add(tuple(module.weight.shape))
+    return tuple(Stack(stem, side=True) for stem, shapes in found.items() if len(shapes) == 1)
 
 
 def _expert_lists(model: nn.Module, stack: Stack) -> tuple[str, ...]:

@@ -1,78 +1,194 @@
-"""Which axes of a bare parameter a matrix product sums over, and which axis counts experts: no module shows them."""
+"""Which axes of a bare parameter its products sum over, and how many matrices it stacks: no module shows them."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 from torch.overrides import TorchFunctionMode
 
 PRODUCTS = ("matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv", "addmm", "baddbmm", "grouped_mm", "_grouped_mm")
-BY_EXPERT = ("bmm", "baddbmm", "grouped_mm", "_grouped_mm")  # the first axis of the second operand counts matrices
+GROUPED = ("grouped_mm", "_grouped_mm")  # the first axis of the second operand counts matrices, for rows of the first
+ONE_RANK = 1e-3  # a second singular value below this, relative to the first, is rounding
+
+
+@dataclass
+class Stacking:
+    """One parameter that holds several matrices: in a third axis, or flat along one of two.
+
+    `places` are results of its products, each with the axis that counts the matrices there, or None if every product
+    takes one of them.
+    """
+
+    count: int
+    dimensions: int  # of the parameter
+    flat: int | None = (
+        None  # the axis of the parameter that holds them one after the other, if its products sum over it
+    )
+    added: bool = False  # its products are added up later, so all of them are one matrix with one fan-in
+    places: list[tuple[Tensor, int | None]] = field(default_factory=list)
 
 
 class Contractions(TorchFunctionMode):
-    """Sees the products of a forward pass. `axes` is by id of the parameter; none if its products differ.
+    """Sees the products of a forward pass.
 
-    `experts` is the axis of a tensor that stacks one matrix per expert: each product takes one of them, or all of them
-    side by side for different rows of its input.
+    `axes` is by id of the parameter; none if its products differ. `stacked` are the parameters that hold several
+    matrices: each product takes one of them, or all of them side by side. A stack of one cannot show whether several
+    would be added up. `made` are the results of all operations.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.axes: dict[int, tuple[int, ...]] = {}
-        self.experts: dict[int, int] = {}
+        self.stacked: dict[int, Stacking] = {}
+        self.made: dict[Node, Tensor] = {}
 
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        name = getattr(func, "__name__", "")
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            self._see(getattr(func, "__name__", ""), args, result)
+            if result.grad_fn is not None:
+                self.made.setdefault(result.grad_fn, result)
+        return result
+
+    def _see(self, name: str, args: Sequence[Any], result: Tensor) -> None:
         tensors = [a for a in args if isinstance(a, Tensor)]
         if name == "linear" and len(tensors) > 1:
-            self._record(tensors[1], (1,))
+            self._record(tensors[1], (1,), result)
         elif name == "einsum" and len(tensors) == 2 and isinstance(args[0], str):
-            for tensor, axes in zip(tensors, summed_axes(args[0]), strict=True):
-                self._record(tensor, axes)
+            for operand, (axes, shared) in zip(tensors, letters(args[0]), strict=True):
+                self._record(operand, axes, result, shared)
         elif name in PRODUCTS and len(tensors) > 1:
-            left, right = tensors[:2] if "grouped" in name else tensors[-2:]
+            left, right = tensors[:2] if name in GROUPED else tensors[-2:]
             left, right = (right, left) if name == "__rmatmul__" else (left, right)
-            self._record(left, (left.dim() - 1,))
-            self._record(right, (max(right.dim() - 2, 0),), stacked=name in BY_EXPERT and right.dim() == 3)
-        return func(*args, **(kwargs or {}))
+            self._record(left, (left.dim() - 1,), result, _side_by_side(left, result))
+            shared = {0: None} if name in GROUPED else _side_by_side(right, result)
+            self._record(right, (max(right.dim() - 2, 0),), result, shared)
 
-    def _record(self, operand: Tensor, axes: tuple[int, ...], stacked: bool = False) -> None:
+    def _record(
+        self,
+        operand: Tensor,
+        axes: tuple[int, ...],
+        result: Tensor,
+        shared: "Mapping[int, int | None] | None" = None,
+    ) -> None:
+        """`axes` of the operand are summed over; `shared` axes count products side by side: operand's → result's."""
         parameter = operand if isinstance(operand, nn.Parameter) else operand._base
-        if not isinstance(parameter, nn.Parameter):
+        if not isinstance(parameter, nn.Parameter) or operand.dim() < 2:
             return
-        one_of = parameter.dim() == 3 and operand.numel() * parameter.shape[0] == parameter.numel()
-        if parameter.numel() != operand.numel() and not one_of:
-            return
-        if stacked or (one_of and operand.dim() == 2):
-            self.experts[id(parameter)] = 0
-        own = _axes_of(parameter, operand, axes)
+        places = [_place(parameter, operand.shape[a], operand.stride(a)) for a in range(operand.dim())]
+        summed = [places[a] for a in axes]
+        whole = all(p is not None and p.length == parameter.shape[p.axis] for p in summed)
+        inner = all(p is not None and p.step == 1 for p in summed)
+        own = tuple(sorted(p.axis for p in summed if p is not None)) if whole or inner else ()
         known = self.axes.setdefault(id(parameter), own)
         self.axes[id(parameter)] = own if own == known else ()
+        count = _matrices(parameter, operand, shared or {})
+        if count > 1 or (shared and parameter.dim() == 3):
+            stacking = self.stacked.setdefault(id(parameter), Stacking(count, parameter.dim()))
+            stacking.flat = own[0] if inner and not whole and len(own) == 1 else stacking.flat
+            several = [a for a in shared or {} if operand.shape[a] == count]
+            stacking.places.append((result, (shared or {})[several[0]] if several else None))
+
+    def settle(self, output: Tensor) -> None:
+        """Finds the stacked matrices whose products are added up later, in a backward pass from the output.
+
+        All products of such a sum have the same gradient, except for a constant factor each. Where routing leaves rows
+        of zeros, as in Llama 4, they are the products of experts.
+        """
+        several = {key: s for key, s in self.stacked.items() if s.count > 1}
+        places = [
+            (key, tensor, axis) for key, s in several.items() for tensor, axis in s.places if tensor.requires_grad
+        ]
+        if not places:
+            return
+        weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(0), dtype=output.dtype)
+        total, tensors = (output * weights).sum(), [tensor for _, tensor, _ in places]
+        grads = torch.autograd.grad(total, tensors, retain_graph=True, allow_unused=True)
+        by_parameter: dict[int, list[tuple[Tensor, int | None]]] = {}
+        for (key, _, axis), grad in zip(places, grads, strict=True):
+            if grad is not None:
+                by_parameter.setdefault(key, []).append((grad, axis))
+        for key, own in by_parameter.items():
+            routed = any(bool((made.detach() == 0).all(-1).any()) for made, _ in several[key].places)
+            several[key].added = not routed and _added_up(own, several[key].count)
 
 
-def _axes_of(parameter: Tensor, view: Tensor, axes: tuple[int, ...]) -> tuple[int, ...]:
-    """The axes of a parameter that these axes of a transposed view are; none if the view is no transposition.
+@dataclass(frozen=True)
+class Place:
+    """Where an axis of a view lies in its parameter: every `step`-th entry of an axis, `length` of them."""
 
-    The view may be one of the matrices that a three-dimensional parameter stacks.
-    """
-    places = list(zip(parameter.shape, parameter.stride(), strict=True))
-    if view.numel() != parameter.numel():
-        places[0] = (-1, -1)
-    wanted = [(view.shape[a], view.stride(a)) for a in axes]
-    if not all(places.count(place) == 1 for place in wanted):
-        return ()
-    return tuple(sorted(places.index(place) for place in wanted))
+    axis: int
+    length: int
+    step: int
+
+
+def _place(parameter: Tensor, length: int, stride: int) -> Place | None:
+    """None if it is no part of one axis, or could be part of several."""
+    found = []
+    for axis, (size, own) in enumerate(zip(parameter.shape, parameter.stride(), strict=True)):
+        step = stride // own if own and stride % own == 0 else 0
+        if step == 1 and (length == size or (length < size and size % length == 0)):
+            found.append(Place(axis, length, 1))
+        elif step > 1 and length * step == size:
+            found.append(Place(axis, length, step))
+    whole = [p for p in found if p.step == 1 and p.length == parameter.shape[p.axis]]
+    candidates = whole or found
+    return candidates[0] if len(candidates) == 1 else None
+
+
+def _matrices(parameter: Tensor, operand: Tensor, shared: Mapping[int, int | None]) -> int:
+    """How many matrices a parameter holds: a view is one of them, or has an axis that counts them."""
+    if operand.numel() == parameter.numel():
+        return math.prod(operand.shape[a] for a in shared)
+    one_of = operand.dim() == 2 and parameter.dim() in (2, 3) and parameter.numel() % operand.numel() == 0
+    return parameter.numel() // operand.numel() if one_of else 1
+
+
+def _side_by_side(operand: Tensor, result: Tensor) -> dict[int, int | None]:
+    """The axes before the last two, with the axis of the result that each becomes."""
+    if operand.dim() < 3:
+        return {}
+    return {a: a + result.dim() - operand.dim() for a in range(operand.dim() - 2)}
+
+
+def _added_up(grads: Sequence[tuple[Tensor, int | None]], count: int) -> bool:
+    """True if the gradients of stacked products are one and the same, except for a constant factor each."""
+    if grads and all(axis is not None for _, axis in grads):
+        return all(_one_rank(g.movedim(axis or 0, 0).flatten(1)) for g, axis in grads)
+    shapes = {g.shape for g, _ in grads}
+    if len(shapes) != 1 or len(grads) % count:  # routing sends other rows to every matrix
+        return False
+    return _one_rank(torch.stack([g.flatten() for g, _ in grads]))
+
+
+def _one_rank(rows: Tensor) -> bool:
+    values = torch.linalg.svdvals(rows.double())
+    return bool(values[0] > 0) and (len(values) < 2 or float(values[1] / values[0]) < ONE_RANK)
+
+
+def letters(equation: str) -> "list[tuple[tuple[int, ...], dict[int, int | None]]]":
+    """For both operands of an einsum: the axes that it sums over, and those that both have and the result keeps."""
+    inputs, _, output = equation.replace(" ", "").partition("->")
+    left, right = inputs.split(",")
+    if "." in inputs:
+        return [((), {}), ((), {})]
+    both = set(left) & set(right)
+    return [
+        (
+            tuple(i for i, letter in enumerate(side) if letter in both - set(output)),
+            {i: output.index(letter) for i, letter in enumerate(side) if letter in both & set(output)},
+        )
+        for side in (left, right)
+    ]
 
 
 def summed_axes(equation: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The axes of two operands that an einsum sums over; none if the equation has an ellipsis."""
-    inputs, _, output = equation.replace(" ", "").partition("->")
-    left, right = inputs.split(",")
-    if "." in inputs:
-        return (), ()
-    both = {letter for letter in left if letter in right and letter not in output}
-    first, second = (tuple(i for i, letter in enumerate(side) if letter in both) for side in (left, right))
+    (first, _), (second, _) = letters(equation)
     return first, second

@@ -4,17 +4,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
 from completep.anatomy.blocks import refuse_sharing, refuse_what_has_no_rule
-from completep.anatomy.calls import Call
-from completep.anatomy.proof import Proven, prove, randomise_
-from completep.anatomy.roles import Anatomy, Dissection, Part, Site, assign, dissect, further_heads, width_axis
+from completep.anatomy.dissect import Dissection, dissect
+from completep.anatomy.kinds import is_linear
+from completep.anatomy.proof import Proven, prove, randomise_, set_stream_scales_
+from completep.anatomy.readouts import Head, activation_of
+from completep.anatomy.roles import Anatomy, Outlet, Part, Site, assign, further_heads, readout_axis, width_of
 from completep.anatomy.specimen import guess_example
+from completep.anatomy.stream import MATMULS, below, graph, op, passes, sources
 from completep.anatomy.trace import Example, recording
 from completep.errors import UserError
 from completep.rules.table import Role
 
 LEAST_ENTRIES = 16  # so many random numbers do not have one sign
+SHORT = 256  # entries of a parameter that may scale the stream: one or two per layer
 
 
 @recording()
@@ -34,11 +39,13 @@ def examine(
     filled = {n: p.flatten() for n, p in specimen.named_parameters() if p.numel()}
     constants = {n: values[0].item() for n, values in filled.items() if (values == values[0]).all()}
     deliberate = {name for name, values in filled.items() if name not in constants and _is_one_sided(values)}
+    short = {name: tuple(values.tolist()) for name, values in filled.items() if len(values) <= SHORT}
     randomise_(specimen)
     example = guess_example(specimen) if example is None else example
     dissection = dissect(specimen, example, writers)
-    parts = assign(dissection, patterns or {}, constants, deliberate)
+    parts = assign(dissection, patterns or {}, constants, deliberate, short)
     heads = further_heads(dissection, parts)
+    set_stream_scales_(specimen, parts.__getitem__)
     return _anatomy(dissection, parts, heads, prove(dissection, parts, heads, example))
 
 
@@ -47,7 +54,7 @@ def _is_one_sided(values: Tensor) -> bool:
     return len(values) >= LEAST_ENTRIES and bool((values > 0).all() or (values < 0).all())
 
 
-def _anatomy(d: Dissection, parts: Mapping[str, Part], heads: Sequence[Call], proven: Proven) -> Anatomy:
+def _anatomy(d: Dissection, parts: Mapping[str, Part], heads: Sequence[Head], proven: Proven) -> Anatomy:
     """What was found, in templates."""
     by_template: dict[str, Part] = {}
     for name, part in parts.items():
@@ -56,22 +63,25 @@ def _anatomy(d: Dissection, parts: Mapping[str, Part], heads: Sequence[Call], pr
             raise _differs(d.template(name), first, part)
     _refuse_mixed_layouts(d)
     sites = [Site(d.template(w.site) if w.site else None, tuple(map(d.template, w.parameters))) for w in d.writers]
-    tied = parts[d.readout.weight].role is Role.EMBEDDING
+    outlets = [_outlet(d, head, parts) for head in (d.head, *heads)]
     return Anatomy(
         stacks=d.stacks,
         parts=by_template,
         branches=tuple(dict.fromkeys(sites)),
-        readout=Site(d.readout.site, _readout_parameters(d, tied)),
-        heads=tuple(Site(call.site, (f"{call.site}.weight",)) for call in heads),
+        readout=outlets[0],
+        heads=tuple(outlets[1:]),
+        readers=_readers(d, outlets),
         norms=frozenset(map(d.template, d.trace.norms)),
         tables=proven.scales,
-        width=(d.readout.weight, width_axis(d)),
-        specimen_width=d.root.shape[-1],
-        final_norm=d.final_norms[0] if d.final_norms else None,
-        stream_reader=d.stream_reader,
-        tied=tied,
+        width=width_of(d),
+        specimen_width=d.head.root.shape[-1],
+        final_norm=d.head.norms[0] if d.head.norms else None,
+        tap=d.tap,
+        tied=parts[d.readout.weight].role is Role.EMBEDDING,
+        normed_entry=d.normed_entry,
         unchecked=proven.unchecked,
-        gates=frozenset(d.template(name) for w in d.writers for name in w.gates),
+        gates=_gates(d, heads),
+        conditions=frozenset(_condition_parameters(d, heads)),
     )
 
 
@@ -93,9 +103,59 @@ def _refuse_mixed_layouts(d: Dissection) -> None:
             raise UserError(what, fix="use the same layout in all blocks that have these parameters")
 
 
-def _readout_parameters(d: Dissection, tied: bool) -> tuple[str, ...]:
-    """What can hold the logit multiplier: the readout's matrix, or the last norm if the embeddings are tied."""
-    if not tied:
-        return (d.readout.weight,)
-    vectors = d.trace.module(d.final_norms[0]).parameters(recurse=False) if d.final_norms else ()
-    return tuple(d.trace.parameters[id(p)] for p in vectors)
+def _outlet(d: Dissection, head: Head, parts: Mapping[str, Part]) -> Outlet:
+    """A readout, with what can hold the logit multiplier: its matrix, or the norm before it if that is an embedding."""
+    weight, axis = head.readout.weight, readout_axis(d, head.readout)
+    ways = sources(activation_of(head.readout, d.trace))
+    norm = next((norm for norm in head.norms if ways == {d.trace.nodes[norm]}), None)
+    read = head.norms[0] if head.conditions and not head.layers else norm  # a condition of zero changes nothing
+    if parts[weight].role is not Role.EMBEDDING:
+        return Outlet(head.readout.site, weight, axis, (weight,), read)
+    vectors = d.trace.module(norm).parameters(recurse=False) if norm and not _others_read(d, norm) else ()
+    return Outlet(head.readout.site, weight, axis, tuple(d.trace.parameters[id(p)] for p in vectors), read)
+
+
+def _readers(d: Dissection, outlets: Sequence[Outlet]) -> dict[str, str]:
+    """The weights that read a norm which holds the multiplier of a tied readout: each takes it back."""
+    tied = [o for o in outlets if o.parameters and o.weight not in o.parameters]
+    holders = {o.parameters[0].rpartition(".")[0]: o.parameters[0] for o in tied}
+    modules = {o.module for o in tied}
+    found: dict[str, str] = {}
+    for norm, holder in holders.items():
+        for site in _linear_readers(d, norm):
+            if site not in modules:
+                found[d.trace.parameters[id(d.trace.module(site).weight)]] = holder
+    return found
+
+
+def _linear_readers(d: Dissection, norm: str) -> dict[str, Node]:
+    """The linear layers that are given what a norm returns, each with the node of its input."""
+    ways = _ways_from(d, norm)
+    given = {site: x.grad_fn for site, x in d.trace.inputs.items() if is_linear(d.trace.module(site))}
+    return {site: node for site, node in given.items() if node is not None and node in ways}
+
+
+def _ways_from(d: Dissection, norm: str) -> set[Node]:
+    """The node that a norm returned, and those that only move its numbers or multiply them by a constant."""
+    ways = {d.trace.nodes[norm]}
+    nodes = list(graph(d.trace))
+    while more := {n for n in nodes if n not in ways and passes(n) and len(below(n)) == 1 and below(n)[0] in ways}:
+        ways |= more
+    return ways
+
+
+def _others_read(d: Dissection, norm: str) -> bool:
+    """True if something else than a matrix reads what a norm returns: it would see the multiplier in its gain."""
+    ways = _ways_from(d, norm)
+    return any(set(below(node)) & ways and node not in ways and not MATMULS.search(op(node)) for node in graph(d.trace))
+
+
+def _gates(d: Dissection, heads: Sequence[Head]) -> frozenset[str]:
+    """What makes factors on branches, on embeddings and on results."""
+    temperatures = {head.readout.scale for head in (d.head, *heads) if head.readout.scale is not None}
+    return frozenset(d.template(n) for leaf in (*d.writers, *d.entries) for n in leaf.gates) | temperatures
+
+
+def _condition_parameters(d: Dissection, heads: Sequence[Head]) -> list[str]:
+    sites = [site for head in (d.head, *heads) for site in head.conditions]
+    return [d.trace.parameters[id(p)] for site in sites for p in d.trace.module(site).parameters(recurse=False)]

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from completep.anatomy.heads import Attention, Recorder
 from completep.anatomy.kinds import is_product
-from completep.anatomy.proof import randomise_, set_parameters_
+from completep.anatomy.proof import randomise_, set_parameters_, set_stream_scales_
 from completep.anatomy.roles import Anatomy
 from completep.anatomy.specimen import LARGEST_SPECIMEN, Base, guess_example, on_meta, reduced, runnable, size
-from completep.anatomy.trace import Example, inputs_kept, logits_of, recording, run
+from completep.anatomy.trace import Example, inputs_kept, logits_of, recording, results_of, run, stream_kept
 
 LARGEST_CHECKED = 100_000_000  # parameters of a model that is copied and run as a whole
 
@@ -48,8 +48,10 @@ def measure_forward(model: nn.Module, anatomy: Anatomy, example: Example | None 
 def _measure(model: nn.Module, anatomy: Anatomy, example: Example | None) -> ForwardFactors:
     """This overwrites the weights of the model."""
     randomise_(model)
+    set_stream_scales_(model, anatomy.part)
     with torch.no_grad():
-        model.get_parameter(anatomy.width[0]).mul_(1e-2)  # small logits, where a soft-cap does nothing
+        for weight in {outlet.weight for outlet in anatomy.outlets}:
+            model.get_parameter(weight).mul_(1e-2)  # small logits, where a soft-cap does nothing
     inside = {n: own for n, m in model.named_modules() if isinstance(m, nn.Linear) and (own := _inside(m)) != 1.0}
     set_parameters_(model, _open_gates(model, anatomy))
     set_parameters_(model, _zero_writers(model, anatomy))
@@ -60,34 +62,42 @@ def _measure(model: nn.Module, anatomy: Anatomy, example: Example | None) -> For
     probes = {n: Probe() for n, _ in model.named_modules() if anatomy.template(n) in ends}
     for name, probe in probes.items():
         model.get_submodule(name).register_forward_hook(probe, prepend=True)  # before a multiplier's own hook
-    normed = _outputs(model, anatomy.final_norm)
-    readouts = {site.module: _outputs(model, site.module) for site in (anatomy.readout, *anatomy.heads) if site.module}
+    normed = {outlet.module: _outputs(model, outlet.norm) for outlet in anatomy.outlets if outlet.module}
+    readouts = {outlet.module: _outputs(model, outlet.module) for outlet in anatomy.outlets if outlet.module}
     recorder = Recorder(model, lambda name: _may_make_queries(model, name, anatomy))
-    with recorder, inputs_kept(model, anatomy.stream_reader, *readouts) as kept:
-        logits = logits_of(run(model, guess_example(model) if example is None else example))
-    stream = kept[anatomy.stream_reader]
+    with recorder, inputs_kept(model, *readouts) as kept, stream_kept(model, anatomy.tap) as streams:
+        output = run(model, guess_example(model) if example is None else example)
+    logits, stream = logits_of(output), streams[-1]
+    results = [tensor for _, tensor in results_of(output) if tensor is not logits]
     zeros = {name: probe.zeros for name, probe in probes.items() if probe.zeros is not None}
     sites = {name: value * inside.get(name, 1.0) for name, value in _arriving(stream, zeros).items()}
-    sites |= _idle_experts([name for name in probes if name not in zeros], sites, anatomy)
+    sites |= _experts(list(probes), sites, anatomy)
     embeddings = {table: sites.pop(site) for site, table in projections.items()}
     embeddings |= _arriving(stream, {name: model.get_parameter(name) for name in tables})
     for site, made in readouts.items():
-        x = next((x for x in normed[-1:] if x.shape == kept[site].shape), kept[site])  # or the model pools between
-        arrives = _arriving(logits, {"": made[-1]})[""] if site == anatomy.readout.module else 1.0
+        x = next(
+            (x for x in normed[site][-1:] if x.shape == kept[site].shape), kept[site]
+        )  # or the model pools between
+        seen = [logits] if site == anatomy.readout.module else results
+        arrives = sum(_arriving(result, {"": made[-1]})[""] for result in seen)
         sites[site] = arrives * inside.get(site, 1.0) * _logit_factor(model.get_submodule(site), x, made[-1])
     return ForwardFactors(sites, inside, embeddings, recorder.attentions())
 
 
-def _idle_experts(idle: list[str], sites: dict[str, float], anatomy: Anatomy) -> dict[str, float]:
-    """The factors of experts that no token was routed to: those of another expert in the same block."""
+def _experts(probed: list[str], sites: dict[str, float], anatomy: Anatomy) -> dict[str, float]:
+    """The factors of the experts in lists: all of a block together, since routing divides a token among them.
+
+    Its gates are the same for all experts here, so which of them run is a matter of ties.
+    """
     found: dict[str, float] = {}
-    for name in idle:
+    for name in probed:
         stack = anatomy.stack_of(name)
         block = None if stack is None or stack.expert(name) is None else stack.pattern.match(name)
-        prefix = "" if block is None else f"{block.group(0)}."
-        same = [n for n in sites if prefix and n.startswith(prefix) and anatomy.template(n) == anatomy.template(name)]
-        if same:
-            found[name] = sites[same[0]]
+        if block is not None:
+            same = [
+                n for n in sites if n.startswith(f"{block.group(0)}.") and anatomy.template(n) == anatomy.template(name)
+            ]
+            found[name] = sum(sites[n] for n in same)
     return found
 
 
@@ -113,7 +123,8 @@ def _may_make_queries(model: nn.Module, name: str, anatomy: Anatomy) -> bool:
 def _open_gates(model: nn.Module, anatomy: Anatomy) -> dict[str, float]:
     """Gates that are the same number at every size: gains and biases at 1, matrices at 0."""
     gates = {n: p for n, p in model.named_parameters() if anatomy.template(n) in anatomy.gates}
-    return {name: 0.0 if anatomy.part(name).role.trait.matrix else 1.0 for name in gates}
+    opened = {name: 0.0 if anatomy.part(name).role.trait.matrix else 1.0 for name in gates}
+    return opened | dict.fromkeys(anatomy.conditions, 0.0)
 
 
 def _zero_writers(model: nn.Module, anatomy: Anatomy) -> dict[str, float]:
@@ -182,7 +193,7 @@ class OwnFactors:
         if self.is_whole:
             return self.here
         with torch.device("cpu"):
-            small = reduced(self.model, self.anatomy.stacks, self._rows(), self._buffers)
+            small = reduced(self.model, self.anatomy.blocks, self._rows(), self._buffers)
             try:
                 if small is not None:
                     return _measure(small, self.anatomy, self.example)

@@ -9,6 +9,7 @@ from completep.anatomy.calls import Call
 from completep.anatomy.kinds import is_product
 
 TOLERANCE = 1e-2  # a norm's own ε remains visible
+INVARIANT = 1e-3  # the same, to first order
 
 
 @dataclass(frozen=True)
@@ -73,3 +74,14 @@ def measure_vectors(call: Call) -> list[NormVector]:
     for name, p in module.named_parameters():
         p.copy_(saved[name])
     return vectors
+
+
+def is_invariant(made: Tensor, given: Tensor) -> bool:
+    """True if scaling a tensor does not change what was made of it, by Euler's theorem, but changing it does."""
+    weights = torch.randn(made.shape, generator=torch.Generator().manual_seed(0), dtype=made.dtype)
+    (grad,) = torch.autograd.grad((made * weights).sum(), [given], retain_graph=True, allow_unused=True)
+    if grad is None or not grad.norm() > 0:
+        return False
+    along = (grad * given.detach()).sum(-1)
+    sizes = grad.norm(dim=-1) * given.detach().norm(dim=-1)
+    return bool((along.abs() <= INVARIANT * sizes.clamp_min(1e-30)).all())

@@ -8,7 +8,7 @@ nothing else, as the rules require.
 Comparisons are written so that NaN fails them. Numbers that are not finite are an error of their own.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,10 +16,12 @@ from torch import Tensor, nn
 
 from completep.anatomy.blocks import is_expert
 from completep.anatomy.calls import Call
+from completep.anatomy.dissect import Dissection
 from completep.anatomy.modes import training_without_dropout
-from completep.anatomy.roles import Dissection, Part
+from completep.anatomy.readouts import Head
+from completep.anatomy.roles import Part
 from completep.anatomy.stream import Leaf, used_parameters
-from completep.anatomy.trace import Example, Trace, input_of, trace
+from completep.anatomy.trace import Example, Trace, stream_of, trace
 from completep.errors import UserError, some
 
 Parts = Mapping[str, Part]
@@ -53,17 +55,29 @@ def set_parameters_(model: nn.Module, values: Mapping[str, Tensor | float]) -> N
         parameter.copy_(value) if isinstance(value, Tensor) else parameter.fill_(value)
 
 
-def prove(d: Dissection, parts: Parts, heads: Sequence[Call], example: Example) -> Proven:
-    """Check the roles. `heads` are further readouts."""
+def set_stream_scales_(model: nn.Module, part: Callable[[str], Part]) -> None:
+    """Numbers that multiply the stream take their first values, at which the stream passes unchanged."""
+    starts: dict[str, Tensor | float] = {}
+    for name, parameter in model.named_parameters():
+        own = part(name)
+        if own.values is not None and len(own.values) == parameter.numel():
+            starts[name] = torch.tensor(own.values).view_as(parameter)
+        elif own.values is not None and own.constant is not None:  # one number per layer, in another number of layers
+            starts[name] = own.constant
+    set_parameters_(model, starts)
+
+
+def prove(d: Dissection, parts: Parts, heads: Sequence[Head], example: Example) -> Proven:
+    """Check the roles. `heads` are those of further results."""
     _refuse_nonfinite(d, d.trace, "with random parameters")
-    _check_readouts([*([d.trace.made_by[d.readout.node]] if d.readout.site else []), *heads])
+    _check_readouts([d.trace.made_by[h.readout.node] for h in (d.head, *heads) if h.readout.site])
     values = {name: d.trace.model.get_parameter(name).detach().clone() for name in d.writer_names}
     set_parameters_(d.trace.model, {name: -parts[name].offset for name in values})
     t = trace(d.trace.model, example)
     _check_stream(d, t)
     scales = _embedding_scales(d, t)  # first, since the next lines change parameters that this graph needs
     unchecked = _check_training_mode(d, example)
-    _check_branches(d, parts, values, example, t.inputs[d.stream_reader].detach())
+    _check_branches(d, parts, values, example, d.tap.seen(t).detach())
     return Proven(scales, unchecked)
 
 
@@ -81,7 +95,7 @@ def _check_readouts(calls: Sequence[Call]) -> None:
 
 def _refuse_nonfinite(d: Dissection, t: Trace, when: str) -> None:
     """NaN and inf prove nothing. The first module that returns them is named."""
-    stream = [t.inputs[n] for n in (*d.readers, d.stream_reader)] + [t.outputs[n] for n in d.carriers]
+    stream = [t.inputs[n] for n in d.readers] + [d.tap.seen(t)] + [t.outputs[n] for n in d.carriers]
     if all(tensor.isfinite().all() for tensor in (*stream, t.logits)):
         return
     name = next((n for n, tensor in t.outputs.items() if not tensor.isfinite().all()), None)
@@ -104,7 +118,7 @@ def _check_stream(d: Dissection, t: Trace, mode: str = "") -> None:
     for name in d.carriers:
         if not (size := difference(t.outputs[name])) <= TOLERANCE and not relative(t.outputs[name], first) <= TOLERANCE:
             raise _leak(f"'{name}' still changes the residual stream", size, d, mode)
-    if not (size := difference(t.inputs[d.stream_reader])) <= TOLERANCE:
+    if not (size := difference(d.tap.seen(t))) <= TOLERANCE:
         raise _leak("the stream after the last block is not what it was before the first", size, d, mode)
 
 
@@ -119,9 +133,10 @@ def _check_training_mode(d: Dissection, example: Example) -> tuple[str, ...]:
     if more := sorted(name for name in used if not is_expert(name, d.stacks)):  # routing may choose other experts
         what = f"{some(more)} act on the logits in training mode only, so the proof cannot check them"
         raise UserError(what, fix="let forward do the same in both modes, except for dropout")
-    missing = [n for n in (*d.readers, d.stream_reader) if n not in t.inputs] + [
-        n for n in d.carriers if n not in t.outputs
-    ]
+    last = d.tap.module(t.model)
+    given = [*d.readers, *([] if d.tap.returned else [last])]
+    returned = [*d.carriers, *([last] if d.tap.returned else [])]
+    missing = [n for n in given if n not in t.inputs] + [n for n in returned if n not in t.outputs]
     if missing:
         return (f"training mode, in which {some(missing)} did not run",)
     _check_stream(d, t, " in training mode")
@@ -148,7 +163,7 @@ def _check_branches(d: Dissection, parts: Parts, values: Mapping[str, Tensor], e
         added = []
         for k in (1.0, 2.0):
             set_parameters_(model, {n: k * (values[n] + parts[n].offset) - parts[n].offset for n in own})
-            added.append(input_of(model, d.stream_reader, example)[0] - rest)
+            added.append(stream_of(model, d.tap, example)[0] - rest)
         set_parameters_(model, {n: -parts[n].offset for n in own})
         once, twice = added
         writers = ", ".join(leaf.parameters)
@@ -174,9 +189,9 @@ def _with_other_experts(leaf: Leaf, d: Dissection) -> list[str]:
 def _embedding_scales(d: Dissection, t: Trace) -> dict[str, float]:
     """By weight: the factor from a table or input projection into the stream."""
     entries = [e for e in d.entries if e.site and e.parameters]
-    if not entries or d.entry_norms:  # a norm after the embedding hides its scale
+    if not entries or d.normed_entry:  # a norm after the embedding hides its scale
         return {}
-    stream = t.inputs[d.stream_reader]
+    stream = d.tap.seen(t)
     sources = [_source(e, t) for e in entries]
     try:
         grads = torch.autograd.grad(stream.sum(), sources)

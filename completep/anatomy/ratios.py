@@ -9,7 +9,7 @@ from torch import nn
 
 from completep.anatomy.blocks import Stack
 from completep.anatomy.names import named_parameters
-from completep.anatomy.roles import Anatomy
+from completep.anatomy.roles import Anatomy, Part
 from completep.config import Shape
 from completep.errors import UserError, some
 
@@ -30,14 +30,14 @@ class Ratios:
 
     def __init__(self, anatomy: Anatomy, shapes: Shapes, base: Shapes | Shape) -> None:
         name, axis = anatomy.width
-        depths = {s.stem: s.depth(shapes) for s in anatomy.stacks}
+        depths = {s.stem: s.depth(shapes) for s in anatomy.blocks}
         if isinstance(base, Shape):
             if len(depths) > 1:
                 what = f"the model has several stacks ({some(list(depths))}); one depth does not describe the base"
                 raise UserError(what, fix="pass base as a factory")
             base_depths, self.base, self.base_shapes = dict.fromkeys(depths, base.depth), base, None
         else:
-            base_depths = {s.stem: s.depth(base) for s in anatomy.stacks}
+            base_depths = {s.stem: s.depth(base) for s in anatomy.blocks}
             self.base = Shape(base[name][axis], sum(base_depths.values()))
             self.base_shapes = _by_template(base, anatomy)
             self.base_names = list(base)
@@ -45,14 +45,17 @@ class Ratios:
         self.target = Shape(shapes[name][axis], sum(depths.values()))
         self.depth = {stem: depths[stem] / base_depths[stem] for stem in depths}
         if not isinstance(base, Shape):
-            self.depth = {s.stem: _branches(anatomy, s, shapes) / _branches(anatomy, s, base) for s in anatomy.stacks}
+            self.depth = {s.stem: _branches(anatomy, s, shapes) / _branches(anatomy, s, base) for s in anatomy.blocks}
         self.m_N = self.target.width / self.base.width
         self.m_L = self.target.depth / self.base.depth
 
     def of(self, name: str) -> tuple[float, float, float]:
         """(m_N, m_out, m_L) of one parameter."""
         stack = self.anatomy.stack_of(name)
-        return *self._fans(name), self.depth[stack.stem] if stack else self.m_L
+        if stack is not None and not stack.side:
+            return *self._fans(name), self.depth[stack.stem]
+        acts_inside = stack is not None or self.anatomy.part(name).role.trait.layered
+        return *self._fans(name), max(self.depth.values()) if acts_inside else self.m_L
 
     def along(self, template: str, dimension: int) -> float:
         """The ratio of one dimension of a parameter, by which a further axis is known."""
@@ -79,7 +82,7 @@ class Ratios:
             return product(shape, part.fan_in) / product(base, part.fan_in), 1.0
         growth = math.prod(shape) / math.prod(base) * self._experts(name)
         if part.fan_in:
-            m_N = product(shape, part.fan_in) / product(base, part.fan_in)
+            m_N = product(shape, part.fan_in) / product(base, part.fan_in) / self._flat_experts(part)
             return m_N, growth / m_N
         if fan == "matrix":
             return (m_N := self._bare(name, base)), m_N
@@ -94,6 +97,10 @@ class Ratios:
         if stack is None or stack.expert(name) is None:
             return 1.0
         return stack.experts(self.shapes) / stack.experts(self.base_names)
+
+    def _flat_experts(self, part: Part) -> float:
+        """The ratio of the numbers of experts that are stored one after the other along the fan-in."""
+        return 1.0 if part.experts is None else self.along(*part.experts)
 
     def _bare(self, name: str, base: Dimensions) -> float:
         """A bare parameter does not show its fan-in axis. That does not matter if all axes that grow have one ratio."""

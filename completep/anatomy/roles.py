@@ -3,36 +3,19 @@
 A parameter without a role is an error that lists all of them: nothing is treated as something else.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TypeVar
 
 from torch import Tensor, nn
-from torch.autograd.graph import Node
 
-from completep.anatomy.blocks import Stack, find_stacks, in_stack, is_expert, matches, template
+from completep.anatomy.blocks import Stack, in_stack, is_expert, matches, template
 from completep.anatomy.calls import Call
+from completep.anatomy.dissect import Dissection
 from completep.anatomy.kinds import fan_in_axes, is_convolution, is_linear
 from completep.anatomy.norms import measure_vectors
-from completep.anatomy.stream import (
-    Leaf,
-    Readout,
-    activation_of,
-    elementwise_parameters,
-    find_readout,
-    first_product,
-    held,
-    is_readable,
-    multiplied_parameters,
-    norms_before,
-    op,
-    passes,
-    refuse_unreadable,
-    sources,
-    stream_leaves,
-)
-from completep.anatomy.trace import Example, Trace, trace
+from completep.anatomy.readouts import Head, Readout, head_of, linear_readout
+from completep.anatomy.trace import Tap
 from completep.errors import UserError, some
 from completep.rules.table import Role
 
@@ -49,6 +32,8 @@ class Part:
     offset: float = 0.0  # 1 where the model uses (1 + gain), as Gemma does
     kept: bool = False  # the table has no start for it, so it keeps the values of its constructor
     constant: float | None = None  # what the specimen's constructor fills a kept part with, if that is one number
+    values: tuple[float, ...] | None = None  # of a stream scale: what the specimen's constructor fills it with
+    experts: tuple[str, int] | None = None  # a parameter and its axis that count the matrices stored along the fan-in
 
     def folded(self, value: Value, c: float) -> Value:
         """An entry of a vector in the folded coordinates, w' = c·(w + offset) - offset."""
@@ -64,23 +49,46 @@ class Site:
 
 
 @dataclass(frozen=True)
+class Outlet:
+    """A readout: where the logit multiplier acts, and the parameters that can hold it instead."""
+
+    module: str | None  # None if it is a product with a bare parameter
+    weight: str
+    axis: int  # of the weight, which the product sums over
+    parameters: tuple[str, ...]  # the weight, or the norm before it if the weight is an embedding
+    norm: str | None = None  # the norm that it reads, if nothing stands between
+
+
+@dataclass(frozen=True)
 class Anatomy:
     """Everything that the rules need to know about a model, in templates, so that it holds at any size."""
 
     stacks: tuple[Stack, ...]
     parts: Mapping[str, Part]
     branches: tuple[Site, ...]
-    readout: Site
-    heads: tuple[Site, ...]  # further readouts that you named, such as a value head
+    readout: Outlet
+    heads: tuple[Outlet, ...]  # readouts of further results, such as a value
+    readers: Mapping[str, str]  # weights that read a norm which holds a multiplier in the folded form → its gain
     norms: frozenset[str]  # modules that normalise their input
     tables: Mapping[str, float]  # weights of tables and input projections, each with its factor into the stream
     width: tuple[str, int]  # the parameter and axis that N is read from
     specimen_width: int
     final_norm: str | None  # the norm closest to the readout
-    stream_reader: str  # the module whose input is the stream after the last block
+    tap: Tap  # where the stream after the last block is seen
     tied: bool
+    normed_entry: bool = False  # a norm follows the embedding
     unchecked: tuple[str, ...] = ()  # what the proof could not look at
-    gates: frozenset[str] = frozenset()  # parameters that make factors on the branches
+    gates: frozenset[str] = frozenset()  # parameters that make factors on the branches, or on the logits
+    conditions: frozenset[str] = frozenset()  # parameters that make shifts and scales for what the last norm returns
+
+    @property
+    def outlets(self) -> tuple[Outlet, ...]:
+        return self.readout, *self.heads
+
+    @property
+    def blocks(self) -> tuple[Stack, ...]:
+        """The stacks that are blocks."""
+        return tuple(s for s in self.stacks if not s.side)
 
     def template(self, name: str) -> str:
         return template(name, self.stacks)
@@ -91,231 +99,34 @@ class Anatomy:
     @property
     def readout_rows(self) -> tuple[str, ...]:
         """The parameters with a row per logit."""
-        weight, width_axis = self.width
         biases = [name for name, part in self.parts.items() if part.role is Role.UNEMBEDDING_BIAS]
-        return (weight, *biases) if width_axis == 1 else ()
+        return (*(o.weight for o in self.outlets), *biases) if all(o.axis == 1 for o in self.outlets) else ()
 
     def stack_of(self, name: str) -> Stack | None:
         return next((s for s in self.stacks if s.pattern.match(name)), None)
 
 
-@dataclass(frozen=True)
-class Dissection:
-    """What one run of a specimen shows, under the specimen's own parameter names."""
-
-    trace: Trace
-    stacks: tuple[Stack, ...]
-    readout: Readout
-    final_norms: tuple[str, ...]
-    head_layers: tuple[str, ...]  # linear layers between the stream and the readout, nearest to the readout first
-    stream_reader: str  # the module whose input is the stream after the last block
-    root: Tensor  # the stream after the last block, pooled if the model pools before its final norm
-    writers: tuple[Leaf, ...]
-    entries: tuple[Leaf, ...]  # embeddings and input projections
-    entry_norms: tuple[str, ...]
-    readers: tuple[str, ...]  # modules that are given the stream, in the order in which they run
-    carriers: tuple[str, ...]  # modules that return the stream or a part of it
-
-    @cached_property
-    def elementwise(self) -> set[str]:
-        """The parameters of blocks that act entry by entry."""
-        return elementwise_parameters(self.trace, self.stacks)
-
-    @cached_property
-    def multiplied(self) -> set[str]:
-        """The parameters that are factors of a matrix product."""
-        return multiplied_parameters(self.trace)
-
-    @property
-    def writer_names(self) -> list[str]:
-        return [name for leaf in self.writers for name in leaf.parameters]
-
-    def template(self, name: str) -> str:
-        return template(name, self.stacks)
-
-
-def dissect(specimen: nn.Module, example: Example, writers: Sequence[str] | None) -> Dissection:
-    """Run the specimen once and walk from its logits down to its embeddings."""
-    stacks = find_stacks(specimen)
-    if not stacks:
-        what = f"no repeated blocks in {type(specimen).__name__}: its depth is not defined (zero layers?)"
-        raise UserError(what, fix="keep at least one block, all of one class, in an nn.ModuleList or nn.Sequential")
-    t = trace(specimen, example)
-    readout = find_readout(t)
-    head = _head(readout, t, stacks)
-    if not head.norms and not head.layers and readout.site is None:
-        what = "the readout is a bare matrix product without a norm before it: its input is not the input of any module"
-        raise UserError(what, fix="use nn.Linear for the readout")
-    root = t.inputs[head.reader]
-    assert root.grad_fn is not None
-    leaves, sums = _walk(root.grad_fn, t, stacks, writers)
-    inner = [n for n in t.outputs if in_stack(n, stacks)]
-    inner.sort(key=lambda n: not any(s.pattern.fullmatch(n) for s in stacks))  # errors should name whole blocks first
-    readers = tuple(n for n in inner if n in t.inputs and t.inputs[n].grad_fn in sums)
-    carriers = tuple(n for n in inner if t.nodes[n] in sums)
-    found = (readout, head.norms, head.layers, head.reader, root)
-    return Dissection(t, stacks, *found, *leaves, readers, carriers)
-
-
-@dataclass(frozen=True)
-class Head:
-    """What stands between the stream and the readout: norms, and layers with activations, nearest to the readout first.
-
-    The MLM head of ModernBERT is norm → layer → GELU → norm → readout.
-    """
-
-    norms: tuple[str, ...]
-    layers: tuple[str, ...]
-    reader: str  # the module that is given the stream
-
-
-def _head(readout: Readout, t: Trace, stacks: tuple[Stack, ...]) -> Head:
-    norms: list[Call] = []
-    layers: list[str] = []
-    node, reader = activation_of(readout, t), readout.site or ""
-    while True:
-        norms += (more := norms_before(node, t))
-        if inside := [call.site for call in more if in_stack(call.site, stacks)]:
-            raise _post_norm(inside[0])
-        reader = more[-1].site if more else reader
-        root = node if not more else more[-1].node_before()
-        layer = _layer_of_head(root, t, stacks)
-        if layer is None:
-            return Head(tuple(call.site for call in norms), tuple(layers), reader)
-        layers.append(layer)
-        node, reader = _call_of(layer, t).node_before(), layer
-
-
-def _layer_of_head(root: Node, t: Trace, stacks: tuple[Stack, ...]) -> str | None:
-    """The linear layer whose output an activation follows, if that stands here and not the stream."""
-    if passes(root) or op(root) in ("Add", "Sub") or root in t.made_by:
-        return None
-    layer = first_product(root, t)
-    if layer is None or in_stack(layer, stacks) or not is_linear(t.module(layer)):
-        return None
-    return layer if t.inputs[layer].grad_fn is not None else None
-
-
-def _call_of(site: str, t: Trace) -> Call:
-    return next(call for call in t.made_by.values() if call.site == site)
-
-
-def _post_norm(name: str) -> UserError:
-    what = f"this model is post-LN, which has no rule: the residual stream itself passes through the norm '{name}'"
-    return UserError(what, fix="use pre-norm blocks, x + f(norm(x)); for torch's encoder layer: norm_first=True")
-
-
-Leaves = tuple[tuple[Leaf, ...], tuple[Leaf, ...], tuple[str, ...]]  # writers, entries, norms after the embedding
-
-
-def _walk(root: Node, t: Trace, stacks: tuple[Stack, ...], named: Sequence[str] | None) -> tuple[Leaves, set[Node]]:
-    """The terms of the stream that ends at `root`, sorted, and the nodes of the stream."""
-    writers: list[Leaf] = []
-    entries: list[Leaf] = []
-    norms: dict[Node, Call] = {}
-    todo = [root]
-    sums: set[Node] = set()
-    while todo:
-        nodes = sums if not norms else set()  # nodes before an embedding norm are not the stream
-        for leaf in stream_leaves(todo.pop(), t, nodes):
-            names = leaf.parameters or ((leaf.site,) if leaf.site else ())
-            if not is_readable(leaf, t) or any(in_stack(name, stacks) for name in names):
-                writers.append(leaf)
-            elif leaf.site in t.norms and leaf.node is not None:
-                norms[leaf.node] = t.made_by[leaf.node]
-                todo.append(norms[leaf.node].node_before())
-            else:
-                _refuse_outer_matrix(leaf, t)
-                entries.append(leaf)
-    if named is None:
-        refuse_unreadable(writers, t, stacks)
-    _refuse_outer_gates(writers, stacks)
-    writers = held(writers, entries, t)
-    writers += _idle_experts(writers, t, stacks)
-    if not entries and not norms:
-        raise _no_embedding(writers, t)
-    if named is not None:
-        writers = _named_writers(writers, entries, named, t)
-    _check_writers(writers, stacks)
-    ends = list(norms) if len(norms) == 1 else [e.node for e in entries] if len(entries) == 1 else []
-    stream = sums | {node for node in ends if node is not None}
-    return (tuple(writers), tuple(entries), tuple(call.site for call in norms.values())), stream
-
-
-def _idle_experts(writers: list[Leaf], t: Trace, stacks: tuple[Stack, ...]) -> list[Leaf]:
-    """The ends of experts in a list that the example was not routed to: they are those of the others."""
-    known = {leaf.site for leaf in writers}
-    ends = {template(leaf.site, stacks): leaf for leaf in writers if leaf.site and is_expert(leaf.site, stacks)}
-    idle = []
-    for name, module in t.model.named_modules():
-        if name not in known and is_expert(name, stacks) and template(name, stacks) in ends:
-            own = tuple(t.parameters[id(p)] for p in module.parameters(recurse=False))
-            idle.append(Leaf(name, own, gates=ends[template(name, stacks)].gates))
-    return idle
-
-
-def _refuse_outer_gates(writers: list[Leaf], stacks: tuple[Stack, ...]) -> None:
-    """The gradient of a gate that all blocks share sums over depth, and no rule covers that."""
-    for name in (name for leaf in writers for name in leaf.gates):
-        if not in_stack(name, stacks):
-            what = f"'{name}' stands outside the blocks and multiplies their branches, so its gradient sums over depth"
-            raise UserError(what, fix="give every block a gate of its own")
-
-
-def _no_embedding(writers: list[Leaf], t: Trace) -> UserError:
-    if norm := next((w.site for w in writers if w.site in t.norms), None):
-        return _post_norm(norm)
-    what = "the stream before the readout does not reach back to an embedding: a block replaces it, not adds to it"
-    return UserError(what, fix="use residual blocks: x + f(x)")
-
-
-def _check_writers(writers: list[Leaf], stacks: tuple[Stack, ...]) -> None:
-    """Every branch can be scaled, and every stack has a branch."""
-    for leaf in writers:
-        if not leaf.parameters:
-            raise UserError(f"'{leaf.site}' ends a branch but has no parameters to scale", fix="give that norm a gain")
-    for stack in stacks:
-        if not any(stack.pattern.match(n) for w in writers for n in w.parameters):
-            what = f"no block of '{stack.stem}*' adds anything to the residual stream that reaches the logits"
-            fix = "an encoder–decoder or auxiliary stack has no rule here; parametrize the decoder alone"
-            raise UserError(what, fix=fix)
-
-
-def _refuse_outer_matrix(leaf: Leaf, t: Trace) -> None:
-    """A linear layer outside the blocks may read the input. There is no rule for one that reads activations."""
-    if leaf.site is not None and leaf.site in t.inputs and t.inputs[leaf.site].grad_fn is not None:
-        what = f"'{leaf.site}' is a matrix outside the blocks, but neither input projection nor readout: it has no rule"
-        raise UserError(what, fix="build the model without it (for OPT: word_embed_proj_dim = hidden_size)")
-
-
-def _named_writers(leaves: list[Leaf], entries: list[Leaf], patterns: Sequence[str], t: Trace) -> list[Leaf]:
-    """The writers that you named, instead of those in the graph; the proof checks them."""
-    names = [n for n in t.parameters.values() if matches(n, patterns)]
-    if not names:
-        known = some(list(t.parameters.values()), 4)
-        raise UserError(f"writers={patterns!r} match no parameter", fix=f"names look like: {known}")
-    sites = {name: leaf.site for leaf in leaves for name in leaf.parameters}
-    stream = {module for leaf in entries for module in leaf.inside}
-    holders = [m for leaf in leaves for m in leaf.inside if m not in stream]  # they return a whole branch
-    for name in names:
-        sites.setdefault(name, next((h for h in holders if name.startswith(f"{h}.")), None))
-    return [Leaf(sites[name], (name,)) for name in names]
-
-
 def assign(
-    d: Dissection, patterns: Mapping[str, Role], constants: Mapping[str, float], deliberate: Collection[str] = ()
+    d: Dissection,
+    patterns: Mapping[str, Role],
+    constants: Mapping[str, float],
+    deliberate: Collection[str] = (),
+    values: Mapping[str, tuple[float, ...]] | None = None,
 ) -> dict[str, Part]:
     """The part of each parameter, by its name in the specimen.
 
-    `constants` are the values of the parameters that the constructor filled with a single number. Biases in
-    `deliberate` start where the constructor put them.
+    `constants` are the values of the parameters that the constructor filled with a single number, and `values` those of
+    all short ones. Biases in `deliberate` start where the constructor put them.
     """
+    values = values or {}
     parts: dict[str, Part] = {}
     unknown: dict[str, nn.Parameter] = {}
     unused = set(patterns)
     norms = {n: p for site, module in d.trace.model.named_modules() for n, p in _norm_parts(d, site, module).items()}
     for name, parameter in d.trace.model.named_parameters():
         part = norms.get(name) or _part(d, name, parameter)
+        if part is not None and part.role is Role.STREAM_SCALE:
+            part = replace(part, values=values.get(name))
         if part is not None and part.role is Role.HIDDEN_BIAS and name in deliberate:
             part = replace(part, kept=True)
         given = {pattern: role for pattern, role in patterns.items() if matches(name, (pattern,))}
@@ -342,6 +153,7 @@ def _given_part(d: Dissection, name: str, parameter: nn.Parameter, found: Part |
         vector = Role.BLOCK_NORM if in_stack(name, d.stacks) else Role.FINAL_NORM
         what = f"roles: '{name}' has shape {tuple(parameter.shape)}, but Role.{role.name} is for matrices"
         raise UserError(what, fix=f"use a role for vectors: roles={{'{d.template(name)}': Role.{vector.name}}}")
+    _refuse_wrong_place(d, name, found, role)
     if found is not None:
         kept = found.kept or role is Role.BLOCK_VECTOR or (found.role.trait.matrix and not role.trait.matrix)
         return replace(found, role=role, kept=kept)
@@ -350,6 +162,26 @@ def _given_part(d: Dissection, name: str, parameter: nn.Parameter, found: Part |
         axes = fan_in_axes(module, parameter.dim()) if parameter.dim() > 1 else ()
         return Part(role, fan_in=axes, kept=parameter.dim() > 1 and not role.trait.matrix)
     return Part(role, fan_in=d.trace.summed[name] if role.trait.matrix else (), kept=not role.trait.matrix)
+
+
+def _refuse_wrong_place(d: Dissection, name: str, found: Part | None, role: Role) -> None:
+    """A role says where a parameter stands and whether it is a matrix. What the forward pass does must not deny it."""
+    if name not in d.used:
+        return
+    inside = in_stack(name, d.stacks)
+    matrix = name in d.multiplied and d.trace.model.get_parameter(name).dim() > 1
+    why = ""
+    if inside and not role.trait.inside:
+        why = "stands inside the blocks"
+    elif matrix and not role.trait.matrix:
+        why = "is multiplied with activations as a matrix"
+    elif matrix and name in d.reading and not inside and role not in (Role.HEAD, Role.UNEMBEDDING):
+        why = "is a matrix outside the blocks that reads activations"
+    if why:
+        right = found.role if found is not None else _guess(d, name, matrix)
+        derived = "derive its rule: completep derive"
+        way = derived if right is None or right is role else f"use Role.{right.name}"
+        raise UserError(f"roles: '{name}' is given Role.{role.name}, but it {why}", fix=way)
 
 
 def _common(constants: Mapping[str, float], name: str, d: Dissection) -> float | None:
@@ -362,91 +194,124 @@ def _common(constants: Mapping[str, float], name: str, d: Dissection) -> float |
 class NoRoleError(UserError):
     """Lists all parameters without a role, with guesses to paste and correct."""
 
-    def __init__(self, guesses: Mapping[str, Role]) -> None:
-        pasted = [f"{template!r}: Role.{role.name}" for template, role in guesses.items()]
+    def __init__(self, guesses: Mapping[str, Role | None]) -> None:
+        known = {template: role for template, role in guesses.items() if role is not None}
+        pasted = [f"{template!r}: Role.{role.name}" for template, role in known.items()]
         what = f"{len(guesses)} parameters have no role: {some(list(guesses))}"
-        super().__init__(what, fix="name their roles, for example roles={" + ", ".join(pasted[:6]) + "}")
-        self.guesses = dict(guesses)  # by template
+        fix = "name their roles, for example roles={" + ", ".join(pasted[:6]) + "}"
+        if others := [template for template, role in guesses.items() if role is None]:
+            what += f"; {some(others)} make a result that does not come from the stream after the last block"
+            fix = "let that result read the stream after the last block, or leave it out of the model"
+        super().__init__(what, fix=fix)
+        self.guesses = known if len(known) == len(guesses) else {}  # by template
 
 
 def _no_role(d: Dissection, unknown: Mapping[str, nn.Parameter]) -> NoRoleError:
-    guesses: dict[str, Role] = {}
+    guesses: dict[str, Role | None] = {}
     for name, parameter in unknown.items():
         matrix = parameter.dim() > 1 and (name in d.multiplied or not in_stack(name, d.stacks))
         guesses[d.template(name)] = _guess(d, name, matrix)
     return NoRoleError(guesses)
 
 
-def _guess(d: Dissection, name: str, matrix: bool) -> Role:
+def _guess(d: Dissection, name: str, matrix: bool) -> Role | None:
     """A role that fits the place and use of a parameter. All vectors inside a block have the same rule."""
     if in_stack(name, d.stacks):
         multiplies = type(d.trace.module(name.rpartition(".")[0])).__name__.lower()
         return Role.HIDDEN if matrix else Role.BLOCK_NORM if "norm" in multiplies else Role.HIDDEN_BIAS
-    if reads_final_stream(d, name.rpartition(".")[0]):
-        return Role.UNEMBEDDING if matrix else Role.UNEMBEDDING_BIAS
-    return Role.EMBEDDING if matrix else Role.FINAL_NORM
+    if name in d.used and name not in d.known:
+        return None
+    if matrix:
+        return Role.HEAD if name in d.multiplied and name in d.reading else Role.EMBEDDING
+    return Role.FINAL_NORM
 
 
-def further_heads(d: Dissection, parts: Mapping[str, Part]) -> list[Call]:
-    """The layers beside the readout that you named as unembeddings. They must read what the readout reads."""
-    heads = []
+def further_heads(d: Dissection, parts: Mapping[str, Part]) -> list[Head]:
+    """The heads of further results, with those that you named. All must read the stream after the last block."""
+    heads = list(d.heads)
+    known = {head.readout.weight for head in (d.head, *heads)}
     for name, part in parts.items():
-        if part.role is not Role.UNEMBEDDING or name == d.readout.weight:
+        if part.role is not Role.UNEMBEDDING or name in known:
             continue
         site = name.rpartition(".")[0]
-        if not reads_final_stream(d, site):
-            what = f"roles: '{name}' is given Role.UNEMBEDDING, but '{site}' does not read what the readout reads"
-            raise UserError(what, fix="use an nn.Linear that reads the stream after the final norm, or another role")
-        heads.append(next(call for call in d.trace.made_by.values() if call.site == site))
+        readout = linear_readout(site, d.trace)
+        head = None if readout is None else head_of(readout, d.head, d.trace, d.stacks)
+        if head is None:
+            what = f"roles: '{name}' is given Role.UNEMBEDDING, but '{site}' does not read the stream after the blocks"
+            raise UserError(what, fix="use an nn.Linear that reads the stream after the last block, or another role")
+        heads.append(head)
     return heads
 
 
-def reads_final_stream(d: Dissection, site: str) -> bool:
-    """True if a linear layer reads what the readout reads: the stream after the last block and the final norm."""
-    if site not in d.trace.inputs or not is_linear(d.trace.module(site)):
-        return False
-    node = d.trace.inputs[site].grad_fn
-    return node is not None and bool(sources(node) & sources(activation_of(d.readout, d.trace)))
-
-
 def _part(d: Dissection, name: str, parameter: nn.Parameter) -> Part | None:
+    if any(name in (head.readout.bias, head.readout.scale) for head in (d.head, *d.heads)):
+        return Part(Role.UNEMBEDDING_BIAS, kept=not any(name == head.readout.bias for head in (d.head, *d.heads)))
+    if name in d.scales:
+        return Part(Role.STREAM_SCALE, kept=True)
     owner, _, attribute = name.rpartition(".")
     module = d.trace.module(owner)
-    if name == d.readout.bias:
-        return Part(Role.UNEMBEDDING_BIAS)
     if in_stack(name, d.stacks):
+        if isinstance(module, nn.Embedding):
+            return Part(Role.BLOCK_TABLE)
         found = _expert_part(d, name, parameter) or _hidden_part(module, attribute, parameter)
         return Part(Role.BLOCK_VECTOR, kept=True) if found is None and name in d.elementwise else found
-    if owner in d.head_layers:
+    return _outer_part(d, name, parameter) if name in d.known else None
+
+
+def _outer_part(d: Dissection, name: str, parameter: nn.Parameter) -> Part | None:
+    """The part of a parameter outside the blocks: a matrix that reads activations, a table, or an unembedding."""
+    owner, _, attribute = name.rpartition(".")
+    module = d.trace.module(owner)
+    readout = next((head.readout for head in (d.head, *d.heads) if head.readout.weight == name), None)
+    entry = next((leaf for leaf in d.entries if name in leaf.parameters), None)
+    if readout is not None and entry is None and not isinstance(module, nn.Embedding):
+        return Part(Role.UNEMBEDDING, fan_in=(readout_axis(d, readout),))
+    if is_linear(module) and f"{owner}.weight" in d.reading:
         matrix = parameter.dim() > 1
         return Part(Role.HEAD, fan_in=fan_in_axes(module, parameter.dim())) if matrix else Part(Role.HEAD_BIAS)
-    entry = next((leaf for leaf in d.entries if name in leaf.parameters), None)
     if entry is not None:
         return Part(Role.EMBEDDING_BIAS if attribute == "bias" and entry.site else Role.EMBEDDING)
-    if name == d.readout.weight:
-        axes = fan_in_axes(module, parameter.dim()) if d.readout.site else (width_axis(d),)
-        return Part(Role.UNEMBEDDING, fan_in=axes)
+    if isinstance(module, nn.Embedding) or is_linear(module):  # of a condition, which does not enter the stream itself
+        return Part(Role.EMBEDDING if parameter.dim() > 1 else Role.EMBEDDING_BIAS)
     return None
 
 
 def _expert_part(d: Dissection, name: str, parameter: nn.Parameter) -> Part | None:
-    """The parts of a mixture of experts: tensors that stack a matrix or a bias per expert, and the router.
+    """The parts of a mixture of experts: tensors that hold a matrix or a bias per expert, and the router.
 
     A router is a matrix beside the experts that makes one number per expert.
     """
     if is_expert(name, d.stacks) and parameter.dim() == 2 and is_linear(d.trace.module(name.rpartition(".")[0])):
         return Part(Role.EXPERT, fan_in=_fan_in(d, name))
-    if name in d.trace.experts:
-        axes = d.trace.summed[name]
-        routed = any(_is_router(d, n) for n in d.trace.parameters.values() if _parent(n) == _parent(name))
-        return Part(Role.EXPERT if routed else Role.HIDDEN, fan_in=axes) if axes else None
+    if name in d.trace.stacked:
+        return _stacked_part(d, name)
     holder = name.rpartition(".")[0]
-    counts = {d.trace.model.get_parameter(n).shape[a] for n, a in d.trace.experts.items() if n.startswith(f"{holder}.")}
+    counts = {s.count for n, s in d.trace.stacked.items() if n.startswith(f"{holder}.")}
     if parameter.dim() == 2 and parameter.shape[0] in counts and not d.trace.summed[name]:
         return Part(Role.HIDDEN_BIAS)
     if _is_router(d, name):
         return Part(Role.ROUTER, fan_in=_fan_in(d, name))
     return Part(Role.HIDDEN_BIAS) if parameter.dim() == 1 and parameter.numel() in _beside(d, name) else None
+
+
+def _stacked_part(d: Dissection, name: str) -> Part | None:
+    """A parameter that holds several matrices. They are experts if a router stands beside them."""
+    stacking, axes = d.trace.stacked[name], d.trace.summed[name]
+    if stacking.added and axes:  # one matrix, whose fan-in has another axis
+        return Part(Role.HIDDEN, fan_in=tuple(sorted({*axes, *([0] if stacking.dimensions == 3 else [])})))
+    if stacking.count == 1:
+        what = f"'{name}' holds one matrix where larger models hold several, so it cannot be seen whether those add up"
+        raise UserError(what, fix="use a base with at least two of them: two heads, or two experts")
+    routers = [n for n in d.trace.parameters.values() if _parent(n) == _parent(name) and _is_router(d, n)]
+    counted = [n for n in routers if stacking.count in d.trace.model.get_parameter(n).shape]
+    if stacking.flat is None:
+        return Part(Role.EXPERT if routers else Role.HIDDEN, fan_in=axes) if axes else None
+    if not counted:
+        what = f"'{name}' holds {stacking.count} matrices one after the other along the axis that its products sum over"
+        fix = "store them in a tensor with three axes, so that every size shows how many there are"
+        raise UserError(what, fix=fix)
+    router = counted[0]
+    return Part(Role.EXPERT, fan_in=axes, experts=(d.template(router), 1 - _fan_in(d, router)[0]))
 
 
 def _is_router(d: Dissection, name: str) -> bool:
@@ -462,7 +327,7 @@ def _fan_in(d: Dissection, name: str) -> tuple[int, ...]:
 def _beside(d: Dissection, name: str) -> set[int]:
     """The numbers of experts in the modules beside that of a parameter: in stacked tensors and in lists."""
     family = _parent(name)
-    stacked = {d.trace.model.get_parameter(n).shape[a] for n, a in d.trace.experts.items() if _parent(n) == family}
+    stacked = {s.count for n, s in d.trace.stacked.items() if _parent(n) == family and s.count > 1 and not s.added}
     lists = [f"{s.stem}{m.group(1)}.{e}" for s in d.stacks if (m := s.pattern.match(name)) for e in s.lists]
     counts = {
         sum(module.startswith(e) and module[len(e) :].isdecimal() for module, _ in d.trace.model.named_modules())
@@ -487,17 +352,27 @@ def _hidden_part(module: nn.Module, attribute: str, parameter: nn.Parameter) -> 
     return Part(Role.HIDDEN, fan_in=fan_in_axes(module, parameter.dim()))
 
 
-def width_axis(d: Dissection) -> int:
-    """The axis of the readout's matrix that is as long as the stream is wide."""
-    weight = d.trace.model.get_parameter(d.readout.weight)
-    if d.readout.site is not None:
-        return fan_in_axes(d.trace.module(d.readout.site), weight.dim())[0]
-    if isinstance(d.trace.module(d.readout.weight.rpartition(".")[0]), nn.Embedding):
+def width_of(d: Dissection) -> tuple[str, int]:
+    """The parameter and its axis that are as long as the stream is wide: of what reads the stream first."""
+    if d.head.layers:
+        module = d.trace.module(d.head.layers[-1])
+        return d.trace.parameters[id(module.weight)], fan_in_axes(module, 2)[0]
+    return d.readout.weight, readout_axis(d, d.readout)
+
+
+def readout_axis(d: Dissection, readout: Readout) -> int:
+    """The axis of a readout's matrix that its product sums over."""
+    weight = d.trace.model.get_parameter(readout.weight)
+    if readout.site is not None:
+        return fan_in_axes(d.trace.module(readout.site), weight.dim())[0]
+    if isinstance(d.trace.module(readout.weight.rpartition(".")[0]), nn.Embedding):
         return 1
+    if len(axes := d.trace.summed[readout.weight]) == 1:
+        return axes[0]
     if weight.shape[0] == weight.shape[1]:
-        what = f"'{d.readout.weight}' is a square bare readout: completep cannot tell which axis is the width"
+        what = f"'{readout.weight}' is a square bare readout: completep cannot tell which axis is the width"
         raise UserError(what, fix="use an nn.Linear for it")
-    return next(axis for axis, n in enumerate(weight.shape) if n == d.root.shape[-1])
+    return next(axis for axis, n in enumerate(weight.shape) if n == d.head.root.shape[-1])
 
 
 def _norm_parts(d: Dissection, site: str, module: nn.Module) -> dict[str, Part]:
@@ -512,7 +387,7 @@ def _norm_parts(d: Dissection, site: str, module: nn.Module) -> dict[str, Part]:
 
 def _is_per_head(d: Dissection, call: Call) -> bool:
     """A norm that acts on each head, with one gain for all heads, normalises more rows than there are tokens."""
-    x, stream = call.made, d.trace.inputs[d.readers[0]]
+    x, stream = call.made, d.stream
     gains = list(call.module.parameters())
     if any(gain.dim() > 1 for gain in gains):  # every head has its own gains
         return False

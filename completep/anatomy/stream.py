@@ -11,12 +11,11 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from completep.anatomy.blocks import Stack, in_stack, template
-from completep.anatomy.calls import Call
-from completep.anatomy.kinds import is_linear
+from completep.anatomy.norms import is_invariant
 from completep.anatomy.trace import Trace
 from completep.errors import UserError
 
@@ -26,7 +25,6 @@ RESHAPES = re.compile(
     r"Split|Unbind|Cat|Mean|Copy|Unflatten|Narrow|^Sum$|Scatter|Gather|MaskedFill|Repeat"
 )
 SCALES = re.compile(r"^(Mul|Div)$")  # with one differentiable operand: by a constant
-SOFTCAP = re.compile(r"^Tanh$")  # Gemma-2 squashes its logits; the multiplier acts before that
 MATMULS = re.compile(r"^(Addmm|Mm|Bmm|Baddbmm|Linear|Mv|Dot|GroupedMm)$")
 CONVOLUTIONS = re.compile(r"Convolution|Embedding")
 
@@ -42,16 +40,6 @@ class Leaf:
     gates: tuple[str, ...] = field(
         default=(), repr=False, compare=False
     )  # parameters that make what it is multiplied by
-
-
-@dataclass(frozen=True)
-class Readout:
-    """The matrix that makes the logits."""
-
-    site: str | None
-    weight: str
-    bias: str | None
-    node: Node = field(repr=False, compare=False)
 
 
 def op(node: Node) -> str:
@@ -80,55 +68,6 @@ def bare_parameters(node: Node, t: Trace) -> list[str]:
     return [name for child in below(node) if (name := parameter_at(child, t)) is not None]
 
 
-def find_readout(t: Trace) -> Readout:
-    """The last matrix before the logits."""
-    node, bias = t.logits.grad_fn, None
-    assert node is not None
-    while True:
-        site = t.site_of(node)
-        module = None if site is None else t.module(site)
-        if module is not None and is_linear(module):
-            own_bias = getattr(module, "bias", None)
-            name = None if own_bias is None else t.parameters[id(own_bias)]
-            return Readout(site, t.parameters[id(module.weight)], name, node)
-        children, bare = below(node), bare_parameters(node, t)
-        if module is None and MATMULS.search(op(node)):
-            matrices = [n for n in bare if t.model.get_parameter(n).dim() >= 2]
-            if len(matrices) == 1:
-                return Readout(None, matrices[0], next((n for n in bare if n not in matrices), bias), node)
-        if op(node) == "Add" and len(children) == 2 and len(bare) == 1:  # a bias that is added separately
-            bias = bare[0]
-            node = next(c for c in children if parameter_at(c, t) != bias)
-            continue
-        transparent = (passes(node) or op(node) == "Add" or SOFTCAP.search(op(node))) and len(children) == 1
-        if module is not None or not transparent:
-            maker = f"module '{site}' ({type(module).__name__})" if module is not None else f"operation {op(node)}"
-            what = f"the logits come from {maker}, not from a matrix that can be the readout"
-            fix = "let forward end in an nn.Linear; there is no rule for a head with further layers"
-            raise UserError(what, fix=fix)
-        node = children[0]
-
-
-def activation_of(readout: Readout, t: Trace) -> Node:
-    """The node of the tensor that the readout multiplies."""
-    if readout.site is not None:
-        return t.made_by[readout.node].node_before()
-    return next(c for c in below(readout.node) if parameter_at(c, t) not in (readout.weight, readout.bias or ""))
-
-
-def norms_before(node: Node, t: Trace) -> list[Call]:
-    """The norms between the stream and a node that reads it, nearest to the node first."""
-    norms: list[Call] = []
-    while True:
-        ends = sources(node)
-        calls = {id(call): call for end in ends if (call := t.made_by.get(end)) is not None and call.site in t.norms}
-        if len(calls) != 1 or not all(end in t.made_by for end in ends):
-            return norms
-        (call,) = calls.values()
-        norms.append(call)
-        node = call.node_before()
-
-
 def sources(node: Node) -> set[Node]:
     """Where a tensor comes from, behind reshapes, means and constant factors. A head may join several tokens."""
     ends: set[Node] = set()
@@ -143,9 +82,15 @@ def sources(node: Node) -> set[Node]:
     return ends
 
 
-def stream_leaves(root: Node, t: Trace, sums: set[Node]) -> Iterator[Leaf]:
+def from_blocks(root: Node, t: Trace, stacks: Sequence[Stack], without: Node | None = None) -> bool:
+    """True if a tensor depends on a parameter of the blocks, by a way that does not pass `without`."""
+    return any(in_stack(name, stacks) for name in used_parameters(t, [root], without))
+
+
+def stream_leaves(root: Node, t: Trace, stacks: Sequence[Stack], sums: set[Node], scales: set[str]) -> Iterator[Leaf]:
     """The terms of the stream that ends at `root`. The nodes of the sum itself are added to `sums`.
 
+    Parameters that multiply the whole stream by one number, or mix the embedding into it again, are added to `scales`.
     A term that is neither a product nor a norm has no parameters: it cannot be read.
     """
     todo: list[tuple[Node, str | None, tuple[str, ...], tuple[str, ...]]] = [(root, None, (), ())]
@@ -161,6 +106,13 @@ def stream_leaves(root: Node, t: Trace, sums: set[Node]) -> Iterator[Leaf]:
             yield Leaf(None, (name,), node, inside, gates)
         elif MATMULS.search(op(node)) and (bare := bare_parameters(node, t)):
             yield Leaf(holder, tuple(bare), node, inside, gates)
+        elif (scaled := _scaled(node, t, stacks)) is not None:
+            behind, name = scaled
+            scales.add(name)
+            sums.add(node)
+            new = [behind] if behind not in seen else []
+            seen.update(new)
+            todo += [(child, None, inside, gates) for child in new]
         elif (pair := _gated(node, t)) is not None:
             behind, gate = pair
             new = [behind] if behind not in seen else []
@@ -190,7 +142,32 @@ def _gated(node: Node, t: Trace) -> tuple[Node, Node] | None:
         return None
     first = gates[1] or (not gates[0] and sizes[0] > sizes[1])
     behind, gate = children if first else children[::-1]
+    given, made = tensor_of(behind, t), t.made.get(node)
+    if given is not None and made is not None and is_invariant(made, given):  # the gate is 1 / size: a norm
+        return None
     return (behind, gate) if _ends_in_products(behind, t) else None
+
+
+def tensor_of(node: Node, t: Trace) -> Tensor | None:
+    """What an operation or module returned."""
+    call = t.made_by.get(node)
+    return t.made.get(node) if call is None else call.made
+
+
+def _scaled(node: Node, t: Trace, stacks: Sequence[Stack]) -> tuple[Node, str] | None:
+    """(the stream or the embedding, the parameter), if one learned number multiplies it: λ·x."""
+    children = below(node)
+    names = [parameter_at(child, t) for child in children]
+    if op(node) != "Mul" or len(children) != 2 or [n is None for n in names].count(True) != 1:
+        return None
+    first = names[0] is None
+    (behind, gate), name = (children if first else children[::-1]), names[1] if first else names[0]
+    if name is None or _size(gate) != 1:
+        return None
+    stream = [end for end in sources(behind) if end not in t.made_by and op(end) in ("Add", "Sub", "Mul")]
+    sums = all(op(end) != "Mul" or _scaled(end, t, stacks) is not None for end in stream)
+    whole = len(stream) == len(sources(behind)) and sums and not _ends_in_products(behind, t)
+    return (behind, name) if whole or not from_blocks(behind, t, stacks) else None
 
 
 def _nearest_parameters(node: Node, t: Trace) -> list[str]:
@@ -214,8 +191,8 @@ def _nearest_parameters(node: Node, t: Trace) -> list[str]:
 
 
 def _size(node: Node) -> int:
-    """The number of entries of the first tensor that an operation made."""
-    return math.prod(node._input_metadata[0].shape)
+    """The number of entries of the first tensor that an operation made. An expert without tokens counts as with one."""
+    return math.prod(max(length, 1) for length in node._input_metadata[0].shape)
 
 
 def _ends_in_products(root: Node, t: Trace) -> bool:
@@ -299,27 +276,37 @@ def _gain(leaf: Leaf, t: Trace, stacks: Sequence[Stack]) -> str | None:
     return next((name for name in bare_parameters(leaf.node, t) if in_stack(name, stacks)), None)
 
 
-def graph(t: Trace) -> Iterator[Node]:
-    """All nodes that the logits depend on."""
-    assert t.logits.grad_fn is not None
-    todo, seen = [t.logits.grad_fn], {t.logits.grad_fn}
+def graph(t: Trace, roots: Sequence[Node] | None = None, without: Node | None = None) -> Iterator[Node]:
+    """All nodes that these depend on; by default, those of all results. The ways end at `without`."""
+    results = (tensor.grad_fn for tensor in (t.logits, *t.results.values()))
+    todo = [node for node in results if node is not None] if roots is None else list(roots)
+    seen = set(todo)
     while todo:
         node = todo.pop()
         yield node
-        new = [child for child in below(node) if child not in seen]
+        new = [child for child in below(node) if child not in seen] if node is not without else []
         seen.update(new)
         todo += new
 
 
-def used_parameters(t: Trace) -> set[str]:
-    """The parameters that the logits depend on."""
-    return {name for node in graph(t) if op(node) == "AccumulateGrad" and (name := parameter_at(node, t)) is not None}
+def used_parameters(t: Trace, roots: Sequence[Node] | None = None, without: Node | None = None) -> set[str]:
+    """The parameters that these nodes depend on; by default, all results."""
+    nodes = graph(t, roots, without)
+    return {name for node in nodes if op(node) == "AccumulateGrad" and (name := parameter_at(node, t)) is not None}
 
 
-def multiplied_parameters(t: Trace) -> set[str]:
-    """The parameters that are factors of a matrix product or convolution. All others act elementwise."""
-    products = (node for node in graph(t) if MATMULS.search(op(node)) or CONVOLUTIONS.search(op(node)))
-    return {name for node in products for name in bare_parameters(node, t)}
+def multiplied_parameters(t: Trace) -> dict[str, bool]:
+    """The parameters that are factors of a matrix product or convolution, and whether with activations.
+
+    All others act elementwise.
+    """
+    found: dict[str, bool] = {}
+    for node in graph(t):
+        if MATMULS.search(op(node)) or CONVOLUTIONS.search(op(node)):
+            activations = any(parameter_at(child, t) is None for child in below(node))
+            for name in bare_parameters(node, t):
+                found[name] = found.get(name, False) or activations
+    return found
 
 
 def elementwise_parameters(t: Trace, stacks: Sequence[Stack]) -> set[str]:
@@ -339,8 +326,8 @@ def elementwise_parameters(t: Trace, stacks: Sequence[Stack]) -> set[str]:
 
 
 def _children_first(t: Trace) -> Iterator[Node]:
-    assert t.logits.grad_fn is not None
-    todo: list[tuple[Node, bool]] = [(t.logits.grad_fn, False)]
+    results = (tensor.grad_fn for tensor in (t.logits, *t.results.values()))
+    todo: list[tuple[Node, bool]] = [(node, False) for node in results if node is not None]
     seen: set[Node] = set()
     while todo:
         node, ready = todo.pop()
@@ -362,16 +349,3 @@ def _parameters_below(node: Node, t: Trace) -> set[str]:
         seen.update(new)
         todo += new
     return names
-
-
-def first_product(node: Node, t: Trace) -> str | None:
-    """The nearest linear layer, norm or table below a node."""
-    todo, seen = [node], {node}
-    while todo:
-        current = todo.pop(0)
-        if (site := t.site_of(current)) is not None:
-            return site
-        new = [child for child in below(current) if child not in seen]
-        seen.update(new)
-        todo += new
-    return None

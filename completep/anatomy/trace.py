@@ -1,15 +1,16 @@
 """One forward pass, recorded: which module made which node of the autograd graph, and from which input."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from completep.anatomy.calls import Call
-from completep.anatomy.contractions import Contractions
+from completep.anatomy.contractions import Contractions, Stacking
 from completep.anatomy.kinds import is_product
 from completep.anatomy.norms import normalises
 from completep.errors import UserError
@@ -20,11 +21,35 @@ Example = (
 
 
 @dataclass(frozen=True)
+class Tap:
+    """Where the stream after the last block can be seen: what a module is given, or what the last block returns."""
+
+    place: str  # name of the module; of a block, the name without its number
+    returned: bool = False
+
+    def module(self, model: nn.Module) -> str:
+        """The name of the module in a model, which may have another number of blocks."""
+        if not self.returned:
+            return self.place
+        numbers = re.compile(rf"{re.escape(self.place)}(\d+)")
+        blocks: dict[int, str] = {}
+        for name, _ in model.named_modules():
+            if (match := numbers.fullmatch(name)) is not None:
+                blocks[int(match.group(1))] = name
+        return blocks[max(blocks)]
+
+    def seen(self, t: "Trace") -> Tensor:
+        """The stream in a recorded pass."""
+        return (t.outputs if self.returned else t.inputs)[self.module(t.model)]
+
+
+@dataclass(frozen=True)
 class Trace:
     """One forward pass with its autograd graph."""
 
     model: nn.Module
     logits: Tensor
+    results: dict[str, Tensor]  # all other results that depend on parameters, by their place in the output
     made_by: dict[Node, Call]  # grad_fn of an output → the call of the linear layer, norm or table that returned it
     norms: frozenset[str]  # modules that normalise their input
     inputs: dict[str, Tensor]  # the first tensor that each module was given, in its last call
@@ -33,7 +58,8 @@ class Trace:
     nodes: dict[str, Node]  # module → grad_fn of its output
     parameters: dict[int, str]  # id → name
     summed: dict[str, tuple[int, ...]]  # parameter → the axes that its products sum over, if they could be seen
-    experts: dict[str, int]  # parameter that stacks a matrix per expert → the axis that counts them
+    stacked: dict[str, Stacking]  # parameters that hold several matrices, one per expert or head
+    made: dict[Node, Tensor]  # what each operation returned
 
     def module(self, name: str) -> nn.Module:
         return self.model.get_submodule(name)
@@ -68,6 +94,23 @@ def find_logits(output: object) -> Tensor | None:
     if logits is None and isinstance(output, tuple):  # a loss may come first
         output = tuple(part for part in output if not (isinstance(part, Tensor) and part.dim() == 0)) or output
     return first_tensor(output) if logits is None else logits
+
+
+def results_of(output: object, place: str = "") -> Iterator[tuple[str, Tensor]]:
+    """All results that depend on parameters, with their places in the output."""
+    if isinstance(output, Tensor):
+        if output.grad_fn is not None:
+            yield place, output
+        return
+    parts: Mapping[object, object] = {}
+    if isinstance(output, Mapping):
+        parts = output
+    elif isinstance(output, (tuple, list)):
+        parts = dict(enumerate(output))
+    elif is_dataclass(output) and not isinstance(output, type):
+        parts = {f.name: getattr(output, f.name) for f in fields(output)}
+    for key, part in parts.items():
+        yield from results_of(part, f"{place}.{key}" if place else str(key))
 
 
 def logits_of(output: object) -> Tensor:
@@ -114,11 +157,33 @@ def inputs_kept(model: nn.Module, *sites: str) -> Iterator[dict[str, Tensor]]:
             handle.remove()
 
 
-def input_of(model: nn.Module, site: str, example: Example) -> tuple[Tensor, object]:
-    """(the tensor that the module `site` is given, the model's output) of one forward pass."""
-    with inputs_kept(model, site) as kept:
+@contextmanager
+def stream_kept(model: nn.Module, tap: Tap) -> Iterator[list[Tensor]]:
+    """Keeps the stream after the last block, in the order of the passes."""
+    kept: list[Tensor] = []
+
+    def keep(tensor: Tensor | None) -> None:
+        if tensor is not None:
+            kept.append(tensor)
+
+    module = model.get_submodule(tap.module(model))
+    if tap.returned:
+        handle = module.register_forward_hook(lambda module, args, output: keep(first_tensor(output)))
+    else:
+        handle = module.register_forward_pre_hook(
+            lambda module, args, kwargs: keep(given_tensor(args, kwargs)), with_kwargs=True, prepend=True
+        )
+    try:
+        yield kept
+    finally:
+        handle.remove()
+
+
+def stream_of(model: nn.Module, tap: Tap, example: Example) -> tuple[Tensor, object]:
+    """(the stream after the last block, the model's output) of one forward pass."""
+    with stream_kept(model, tap) as kept:
         output = call(model, example)
-    return kept[site], output
+    return kept[-1], output
 
 
 def trace(model: nn.Module, example: Example) -> Trace:
@@ -145,6 +210,8 @@ def trace(model: nn.Module, example: Example) -> Trace:
         for handle in handles:
             handle.remove()
     _refuse_reuse(model, counts)
+    logits = logits_of(output)
+    contractions.settle(logits)
     norms = {call.site for _, call in calls if normalises(call)}
     made_by: dict[Node, Call] = {}
     for node, call in calls:
@@ -152,7 +219,8 @@ def trace(model: nn.Module, example: Example) -> Trace:
             made_by.setdefault(node, call)
     return Trace(
         model=model,
-        logits=logits_of(output),
+        logits=logits,
+        results={place: tensor for place, tensor in results_of(output) if tensor is not logits},
         made_by=made_by,
         norms=frozenset(norms),
         inputs={call.site: call.given for _, call in calls if call.given is not None},
@@ -161,7 +229,8 @@ def trace(model: nn.Module, example: Example) -> Trace:
         nodes={call.site: node for node, call in calls},
         parameters={id(p): name for name, p in model.named_parameters()},
         summed={name: contractions.axes.get(id(p), ()) for name, p in model.named_parameters()},
-        experts={n: contractions.experts[id(p)] for n, p in model.named_parameters() if id(p) in contractions.experts},
+        stacked={n: contractions.stacked[id(p)] for n, p in model.named_parameters() if id(p) in contractions.stacked},
+        made=contractions.made,
     )
 
 

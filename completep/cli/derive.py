@@ -29,6 +29,7 @@ def derive(
     batch: int = 16,
     time: int = 16,
     workers: int | None = None,
+    confirm: tuple[int, int] | None = None,
     save: Path | None = None,
     out: Path = Path("runs"),
     json: bool = False,
@@ -59,8 +60,11 @@ def derive(
         batch: sequences per batch.
         time: tokens per sequence.
         workers: processes; by default one per core, or none where that is faster.
+        confirm: width and depth of a larger model: train it and the base with several multiples of the derived learning
+            rates, whose best must stay the same.
         save: write the rules to this new file.
-        out: the report goes into a new folder here.
+        out: the report goes into a new folder here. Measurements are kept here too: if this command is interrupted, the
+            same command continues.
         json: print JSON.
     """
     from completep import derive as run
@@ -70,7 +74,8 @@ def derive(
         result = run(
             target, depths=depths, widths=widths, axes=_axes(axis), parameters=parameters, base=base, rules=rules,
             arguments=parse_arguments(args), names=names, batches=batches, seeds=seeds, steps=steps, lr=lr, std=std,
-            batch=batch, time=time, workers=workers, progress=progress,
+            batch=batch, time=time, workers=workers, progress=progress, keep=out,
+            confirm=confirm,
         )  # fmt: skip
     show(result, json, out)
     if save is not None and result.verdict == "PASS":

@@ -21,6 +21,10 @@ def plan(
     max_depth: int | None = None,
     head_size: int | None = None,
     vocabulary: int | None = None,
+    experts: int | None = None,
+    active_experts: int | None = None,
+    expert_width: int | None = None,
+    shared_experts: int | None = None,
     sequence: int | None = None,
     tpp: float = paper.TOKENS_PER_PARAMETER,
     tokens: str | None = None,
@@ -56,6 +60,10 @@ def plan(
         max_depth: deepest model that is fast enough, for latency.
         head_size: of every attention head; by default that of --from, else 64, or less so that there are four heads.
         vocabulary: tokens in the vocabulary; by default that of --from, else 50257.
+        experts: experts in every block; by default those of --from, else none.
+        active_experts: experts that a token is sent to; by default those of --from, else 1.
+        expert_width: inner width of an expert; by default that of --from, else four times the width.
+        shared_experts: experts that every token passes; by default those of --from, else none.
         sequence: tokens per sequence; by default that of --from, else 2048.
         tpp: tokens per parameter.
         tokens: tokens to train on, instead of --tpp.
@@ -80,7 +88,8 @@ def plan(
 
     planned = make_plan(
         params=params, flops=flops, gpu_hours=gpu_hours, width=width, depth=depth, device=device, mfu=mfu,
-        max_width=max_width, max_depth=max_depth, head_size=head_size, vocabulary=vocabulary, sequence=sequence,
+        max_width=max_width, max_depth=max_depth, head_size=head_size, vocabulary=vocabulary, experts=experts,
+        active_experts=active_experts, expert_width=expert_width, shared_experts=shared_experts, sequence=sequence,
         tpp=tpp, tokens=tokens, batch=batch, rules=rules, base=base_shape, lr=lr, std=std, tau=tau, tuned=from_,
         law=law, horizon_exponent=horizon_exponent, ranks=ranks, micro_batch=micro_batch,
     )  # fmt: skip

@@ -32,12 +32,14 @@ class Memory:
 
 def saved_per_token(model: GPTConfig) -> float:
     """Elements that autograd saves for the backward pass, per token."""
-    N, L, F, V = model.width, model.depth, model.feed_forward, model.vocabulary
+    N, L, F, V = model.width, model.depth, flops.passed(model), model.vocabulary
     rms = 2 * N if model.norm == "rmsnorm" else 0
     inner = 4 * F if model.activation == "swiglu" else 2 * F
     rotary = 3.5 * N if model.positions == "rotary" else 0
     heads = 3 * N if model.qk_norm else 0
-    block = 8 * N + inner + rms + rotary + heads  # inputs and outputs of two norms; q, k, v; the result of attention
+    # Of every active expert: its input, its output, their product with the gate, and the numbers of its tokens.
+    routed = model.active_experts * (3 * N + 8) if model.experts else 0
+    block = 8 * N + inner + rms + rotary + heads + routed  # in- and outputs of two norms; q, k, v; result of attention
     return L * block + 2 * N + V
 
 

@@ -105,7 +105,8 @@ class Plan(Result):
         for role in Role:
             if not _has_role(self.run.model, role):
                 continue
-            rule, trait, ratios = self.rules.rule(role), role.trait, (self.m_N, self.m_L)
+            out = 1.0 if role is Role.ROUTER else self.m_N  # a router makes one number per expert
+            rule, trait, ratios = self.rules.rule(role), role.trait, (self.m_N, self.m_L, out)
             rows.append(
                 RoleSettings(
                     role,
@@ -129,15 +130,16 @@ class Plan(Result):
 
     def _run_table(self) -> Table:
         run, h, laws, needed = self.run, self.run.hyperparameters, self.laws, self.memory
-        model, total = run.model, count.total(run.model)
+        model, total, active = run.model, count.total(run.model), count.active(run.model)
+        routed, passed = (f", {human(active)} active", "active ") if model.experts else ("", "")
         shape = f"width {model.width}, depth {model.depth}, {model.heads} heads of {model.head_size}"
         batch = f"{run.batch} sequences of {run.sequence} ({human(run.batch * run.sequence)} tokens)"
         ranks = f", micro-batch {self.micro_batch}, ranks {self.ranks}"
         parts = f"state {_gb(needed.state)}, gathered {_gb(needed.gathered)}, activations {_gb(needed.activations)}"
         rows = (
             ("shape", shape, laws.get("shape", "given")),
-            ("parameters", f"{human(count.non_embedding(model))} in blocks, {human(total)} in all", "count"),
-            ("tokens", f"{human(run.tokens)} ({run.tokens / total:.1f} per parameter)", laws["tokens"]),
+            ("parameters", f"{human(count.non_embedding(model))} in blocks, {human(total)} in all{routed}", "count"),
+            ("tokens", f"{human(run.tokens)} ({run.tokens / active:.1f} per {passed}parameter)", laws["tokens"]),
             ("training FLOPs", f"{self.flops:.3g}", "granular count (docs/paper-numbers.md)"),
             ("batch", batch, laws["batch"]),
             ("steps", f"{run.schedule.steps}, of which {run.schedule.warmup} warm-up", laws["warm-up"]),
@@ -175,6 +177,7 @@ class Plan(Result):
     def to_json(self) -> Json:
         model = self.run.model
         parameters = {"non_embedding": count.non_embedding(model), "total": count.total(model)}
+        parameters |= {"active": count.active(model)} if model.experts else {}
         costs = count.flops_per_token(model, self.run.sequence)
         return {
             "run": asdict(self.run),
@@ -197,7 +200,8 @@ def _gb(value: float) -> str:
 
 def _has_role(model: GPTConfig, role: Role) -> bool:
     """Does the decoder have parameters of this role?"""
-    optional = {Role.HIDDEN_BIAS: model.bias, Role.QK_NORM: model.qk_norm}
+    routed = dict.fromkeys((Role.EXPERT, Role.ROUTER), model.experts > 0)
+    optional = {Role.HIDDEN_BIAS: model.bias, Role.QK_NORM: model.qk_norm, **routed}
     present = (Role.EMBEDDING, Role.HIDDEN, Role.BLOCK_NORM, Role.FINAL_NORM, Role.UNEMBEDDING)
     return optional.get(role, role in present) and not (model.tied and role is Role.UNEMBEDDING)
 
@@ -215,6 +219,10 @@ def plan(
     max_depth: int | None = None,
     head_size: int | None = None,
     vocabulary: int | None = None,
+    experts: int | None = None,
+    active_experts: int | None = None,
+    expert_width: int | None = None,
+    shared_experts: int | None = None,
     sequence: int | None = None,
     tpp: float = paper.TOKENS_PER_PARAMETER,
     tokens: Quantity | None = None,
@@ -244,6 +252,11 @@ def plan(
         max_depth: deepest model that is fast enough, for latency.
         head_size: of every attention head; by default the tuned run's, else 64, or less so that there are four heads.
         vocabulary: tokens in the vocabulary; by default the tuned run's, else 50257.
+        experts: experts in every block; by default the tuned run's, else none. With experts, tpp counts the parameters
+            that one token passes.
+        active_experts: experts that a token is sent to; by default the tuned run's, else 1.
+        expert_width: inner width of an expert; by default the tuned run's, else four times the width.
+        shared_experts: experts that every token passes; by default the tuned run's, else none.
         sequence: tokens per sequence; by default the tuned run's, else 2048.
         tpp: tokens per parameter.
         tokens: tokens to train on, instead of tpp.
@@ -286,7 +299,14 @@ def plan(
     if wanted is not None and wanted > MOST_TOKENS:
         raise UserError(f"tokens={tokens} is more text than there is", fix="check the number")
     narrowest = min(width or paper.BASE.width, (start or paper.BASE).width)
-    like = _like(tuned, head_size, vocabulary, narrowest)
+    plain = _like(tuned, head_size, vocabulary, narrowest)
+    like = replace(
+        plain,
+        experts=plain.experts if experts is None else experts,
+        active_experts=plain.active_experts if active_experts is None else active_experts,
+        expert_width=plain.expert_width if expert_width is None else expert_width,
+        shared_experts=plain.shared_experts if shared_experts is None else shared_experts,
+    )
     length = sequence or (paper.SEQUENCE if tuned is None else tuned.sequence)
     limits = Limits(**{k: v for k, v in (("max_width", max_width), ("max_depth", max_depth)) if v is not None})
     model, shape_law = choose_shape(target, like, limits, tpp, length)
@@ -397,7 +417,7 @@ def plan_shape(
     for name, value in (("lr", eta), ("tau", timescale), ("tpp", tpp)):
         if not value > 0:
             raise UserError(f"{name}={value}: must be above 0", fix=f"give a positive {name}")
-    wanted = tokens if tokens is not None else tpp * count.total(model)
+    wanted = tokens if tokens is not None else tpp * count.active(model)
     cost = count.training_flops(model, sequence, wanted)
     chosen = batch if batch is not None else batch_size(cost, sequence)
     steps = int(wanted // (chosen * sequence))
@@ -453,6 +473,8 @@ def shape_notes(model: GPTConfig, rules: Rules) -> Iterator[str]:
     ratio, best = model.width / model.depth, best_ratio(count.non_embedding(model))
     yield f"N:L = {ratio:.3g}; the paper's optimum at this size is about {best:.3g}"
     deepest = paper.DEEPEST_RATIO_WITHIN_1_PERCENT.get(rules.key)
+    if model.expert_width is not None:
+        yield "experts are as wide as the base's: their own ratios are in the table of `explain`"
     if deepest and ratio < deepest:
         yield f"N:L below {deepest}: at 1.5B the paper lost more than 1 % there under {rules.name}"
 

@@ -112,7 +112,7 @@ def shapes_for_flops(budget: float, like: GPTConfig, limits: Limits, tpp: float,
 
     def share(width: int, depth: int) -> float:
         model = replace(like, width=width, depth=depth)
-        return flops.training_flops(model, sequence, tpp * flops.total(model)) / budget
+        return flops.training_flops(model, sequence, tpp * flops.active(model)) / budget
 
     used: dict[tuple[int, int], float] = {}
     for width in _widths(like, limits):

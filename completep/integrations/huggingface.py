@@ -173,7 +173,7 @@ def export(model: GPT, tokenizer: Tokenizer, folder: Path) -> str:
     texts = tokenizer_files(tokenizer)  # first, since it fails if a package is missing
     c = model.config
     ours = {name: p.detach().cpu().float() for name, p in model.state_dict().items()}
-    target = next((t for t in TARGETS if t.fits(c)), None)
+    target = next((t for t in TARGETS if t.fits(c) and not c.experts), None)
     ends = {"bos_token_id": tokenizer.end, "eos_token_id": tokenizer.end}
     if target is not None:
         name, settings, weights = target.name, target.settings(c), target.weights(c, ours)
@@ -250,6 +250,7 @@ class CompletePForCausalLM(PreTrainedModel, GenerationMixin):
 
 
 IMPORTS = """
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 

@@ -9,6 +9,8 @@ In: a factory of models at several sizes, or the losses of a sweep. Out: `Check`
     bare.py           gradients of bare vectors, added up without their signs
     tensors.py        one backward pass and one step: gain, pull, epsilon ratio and decay of every parameter tensor
     survey.py         the same over shapes, parameterizations and seeds, near the limit of large depth
+    kept.py           what a derivation has measured already, in a folder
+    confirm.py        a derived rule at the level of the loss: short runs of training at two sizes
     diagnosis.py      survey → findings: which tensor has which exponent wrong, measured and expected
     solving.py        survey → exponents that a parameter's settings need, and whether they are decided
     coordinates.py    the second opinion, over a few training steps: the stream, and role by role

@@ -58,14 +58,17 @@ class BareGradients(TorchFunctionMode):
         large.register_hook(keep)  # type: ignore[no-untyped-call]
 
     def unsigned(self) -> dict[str, Tensor]:
-        """By name, for the vectors that were seen in one place."""
+        """By name, for the vectors whose entries were each seen in one place: a vector may have an entry per layer."""
         found = {}
         for name, places in self.terms.items():
-            if len(places) == 1:
-                small, sums = places[0]
-                vector = self.vectors[name]
-                (gradient,) = (
-                    (sums,) if small is vector else torch.autograd.grad(small, vector, sums, retain_graph=True)
-                )
-                found[name] = gradient.abs()
+            gradients = torch.stack([self._back(name, small, sums) for small, sums in places])
+            if ((gradients != 0).sum(0) <= 1).all():
+                found[name] = gradients.sum(0)
         return found
+
+    def _back(self, name: str, small: Tensor, sums: Tensor) -> Tensor:
+        vector = self.vectors[name]
+        if small is vector:
+            return sums.abs()
+        (gradient,) = torch.autograd.grad(small, vector, sums, retain_graph=True)
+        return gradient.abs()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from completep.anatomy.trace import call, find_logits, first_tensor, given_tensor, input_of
+from completep.anatomy.trace import call, find_logits, first_tensor, given_tensor, stream_of
 from completep.errors import UserError
 from completep.measure.subject import Batch, Batches, Subject
 from completep.rules.table import Role
@@ -103,13 +103,17 @@ def watching(subject: Subject, note: Note) -> Iterator[None]:
         handles.append(module.register_forward_hook(hook, prepend=True))  # before any multiplier's own hook
 
     for name, module in subject.model.named_modules():
-        if any(stack.pattern.fullmatch(name) for stack in anatomy.stacks):
+        if any(stack.pattern.fullmatch(name) for stack in anatomy.blocks):
             before(module, blocks)
             blocks += 1
         elif anatomy.template(name) in writers:
             outside = subject.forward.sites[name] / subject.forward.inside.get(name, 1.0)
             after(module, f"branch {anatomy.template(name)}", blocks - 1, outside)
-    before(subject.model.get_submodule(anatomy.stream_reader), blocks)
+    last = subject.model.get_submodule(anatomy.tap.module(subject.model))
+    if anatomy.tap.returned:
+        after(last, "stream", blocks, 1.0)
+    else:
+        before(last, blocks)
     try:
         yield
     finally:
@@ -138,7 +142,7 @@ def role_effects(subject: Subject, probe: Batch, start: list[Tensor]) -> list[Ro
 
 
 def last_stream_and_logits(subject: Subject, probe: Batch) -> tuple[Tensor, Tensor]:
-    stream, output = input_of(subject.model, subject.anatomy.stream_reader, probe[0])
+    stream, output = stream_of(subject.model, subject.anatomy.tap, probe[0])
     logits = find_logits(output)
     assert logits is not None  # the model was examined: it returns logits
     return stream.clone(), logits

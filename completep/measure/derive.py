@@ -19,6 +19,9 @@ from completep.anatomy.trace import call, find_logits
 from completep.config import Shape, as_shape
 from completep.errors import UserError, some
 from completep.measure.check import GPT, MOST_SEEDS, grid_of_shapes
+from completep.measure.confirm import confirm as confirmed_by_loss
+from completep.measure.curves import Transfer
+from completep.measure.kept import Kept
 from completep.measure.solving import SETTINGS, Exponent, confirmed, solve, undecided
 from completep.measure.subject import Batches, Setting, Source, random_batch, speaking_of
 from completep.measure.survey import Limit, Survey, survey
@@ -45,13 +48,15 @@ class Derivation(Result):
     tensors: pl.DataFrame
     later: pl.DataFrame | None  # after some training steps
     source: Mapping[str, object]
+    confirmed: Transfer | None = None  # at the level of the loss, if that was asked for
 
     slug = "derive"
 
     @property
     def verdict(self) -> Word:
-        """PASS if every exponent is known."""
-        return worst(e.word for e in self.exponents)
+        """PASS if every exponent is known, and the loss does not contradict them."""
+        words = [e.word for e in self.exponents]
+        return worst(words if self.confirmed is None else [*words, self.confirmed.word])
 
     @cached_property
     def by_parameter(self) -> dict[str, list[Exponent]]:
@@ -77,17 +82,36 @@ class Derivation(Result):
 
     def save(self, path: Path | str) -> Path:
         """Write the rules to a file for `load_rules`. A derivation with an open exponent is not saved."""
-        if self.verdict != "PASS":
+        if self._open():
             what = f"{len(self._open())} exponents are open, for instance {self._open()[0]}"
             raise UserError(what, fix="give what it asks for, or name only the parameters that are decided")
+        if self.verdict != "PASS":
+            raise UserError(
+                f"the loss does not confirm these rules: {self._loss()}", fix="see the reason that it gives"
+            )
         return self.measured.save(path)
 
     def _open(self) -> list[str]:
         return [f"{e.setting} of {e.parameter} in {e.axis}: {e.why}" for e in self.exponents if e.value is None]
 
+    def _loss(self) -> str:
+        """What training says, in words."""
+        if self.confirmed is None:
+            return ""
+        t = self.confirmed
+        larger = t.shapes[0]
+        drift = larger.drift_interval
+        reach = "" if drift is None else f" ({drift.low:+.2f} to {drift.high:+.2f})"
+        sizes = f"from {t.base.width} × {t.base.depth} to {larger.shape.width} × {larger.shape.depth}"
+        why = f"; {t.why}" if t.why else ""
+        return (
+            f"{t.word}: the best multiple of its learning rate moves by {larger.drift:+.2f} octaves{reach} {sizes}{why}"
+        )
+
     def document(self) -> Document:
         parts: list[Part] = [Verdict(self.verdict, self._sentence())]
         parts += [Text(line) for line in self._open()]
+        parts += [Text(f"At the level of the loss, {self._loss()}.")] if self.confirmed is not None else []
         return Document("Which rule does it need?", (*parts, self._table(), Text(str(self.limit))), "completep derive")
 
     def _sentence(self) -> str:
@@ -115,7 +139,9 @@ class Derivation(Result):
 
     def to_json(self) -> Json:
         exponents = [asdict(e) | {"word": e.word} for e in self.exponents]
-        return {"verdict": self.verdict, "exponents": exponents, "source": dict(self.source), "rho": self.limit.rho}
+        found: Json = {"verdict": self.verdict, "exponents": exponents, "source": dict(self.source)}
+        found |= {"rho": self.limit.rho}
+        return found if self.confirmed is None else found | {"loss": asdict(self.confirmed)}
 
 
 def _cell(e: Exponent) -> str:
@@ -159,6 +185,8 @@ def derive(
     time: int = 16,
     workers: int | None = None,
     progress: Progress = quiet,
+    keep: "Path | str | None" = None,
+    confirm: "Shape | tuple[int, int] | None" = None,
 ) -> Derivation:
     """Measure how learning rate, epsilon, init and weight decay of a parameter must change with the size of the model.
 
@@ -185,6 +213,9 @@ def derive(
         time: tokens per sequence.
         workers: processes; by default one per core, or none where that is faster.
         progress: called with (done, total, what) after every measurement.
+        keep: a folder for finished measurements. The same call continues from there if it was interrupted.
+        confirm: width and depth of a larger model. It and the base are trained with several multiples of the learning
+            rates that were derived; the best multiple must stay the same. This takes 42 short runs.
     """
     grown = {axis: tuple(map(int, sizes)) for axis, sizes in (axes or {}).items()}
     _refuse_short({names[0]: widths, names[1]: depths} | grown)
@@ -198,7 +229,10 @@ def derive(
     wanted = _wanted(anatomy, [parameters] if isinstance(parameters, str) else parameters, guesses)
     gauges = {axis: _gauge(source, axis, sizes, anatomy, setting) for axis, sizes in grown.items()}
     source = replace(source, roles={**guesses, **(roles or {})})
-    measure = partial(survey, source, shapes=shapes, setting=setting, further=grown, workers=workers, progress=progress)
+    kept = None if keep is None else Kept(Path(keep), source, setting)
+    measure = partial(
+        survey, source, shapes=shapes, setting=setting, further=grown, workers=workers, progress=progress, kept=kept
+    )
     varied = [*(["width"] if len(set(widths)) > 1 else []), *(["depth"] if len(set(depths)) > 1 else []), *grown]
     run = Measurement(measure, family, wanted, varied, gauges, steps)
     exponents, first, late = run.decided(seeds)
@@ -207,7 +241,11 @@ def derive(
     taken = {name: role for name, role in guesses.items() if name in wanted}
     later = None if late is None else late.tensors
     shown = {axis: gauge for axis, gauge in gauges.items() if gauge is not None}
-    return Derivation(tuple(exponents), family, taken, shown, first.limit, first.tensors, later, about)
+    found = Derivation(tuple(exponents), family, taken, shown, first.limit, first.tensors, later, about)
+    if confirm is None or worst(e.word for e in exponents) != "PASS":
+        return found
+    larger, train = as_shape(confirm, "confirm"), partial(confirmed_by_loss, workers=workers, progress=progress)
+    return replace(found, confirmed=train(source, found.rules, wanted, larger, setting, kept=kept))
 
 
 def _shapes(widths: Sequence[int], depths: Sequence[int], base: Shape | None) -> tuple[list[Shape], Shape]:

@@ -172,16 +172,16 @@ class Subject:
     def expected_gain(self, name: str) -> float:
         """The same for the gain: starting values, the sum over the fan-in, and the multipliers after it."""
         r = self.expected.parameters[name]
-        sums = r.role.trait.matrix and r.role.trait.fan != "model"  # a table looks its rows up
+        sums = r.role.trait.matrix and not r.role.trait.table
         sum_over_inputs = RANDOM_SUM(r.m_N) if sums else 1.0
         return self.expected_std(name) * sum_over_inputs * self.expected_multiplier(name)
 
     def expected_multiplier(self, name: str) -> float:
         """The same for what the forward pass multiplies the product by."""
         r = self.expected.parameters[name]
-        rules, sites = self.expected.rules, {m.kind: m.parameters for m in self.expected.multipliers}
-        outside = rules.branch(1.0, r.m_L) if name in sites.get("branch", ()) else 1.0
-        if name in sites["logits"] and r.role.trait.matrix:  # a tied readout has a row of its own
+        rules, kinds = self.expected.rules, {m.kind for m in self.expected.multipliers if name in m.parameters}
+        outside = rules.branch(1.0, r.m_L) if "branch" in kinds else 1.0
+        if "logits" in kinds and r.role.trait.matrix:  # a tied readout has a row of its own
             outside *= rules.logits(r.m_N)
         return outside
 
@@ -200,8 +200,9 @@ class Subject:
     def site(self, name: str) -> str | None:
         """The module at the end of a branch, or the readout, whose product this parameter makes."""
         anatomy, template = self.anatomy, self.anatomy.template(name)
-        ends = (*anatomy.branches, *([] if anatomy.tied else [anatomy.readout]))
-        module = next((end.module for end in ends if template in end.parameters), None)
+        ends = {p: branch.module for branch in anatomy.branches for p in branch.parameters}
+        outlets = {outlet.weight: outlet.module for outlet in anatomy.outlets if outlet.weight in outlet.parameters}
+        module = (outlets | ends).get(template)
         stack = anatomy.stack_of(name)
         if module is None or stack is None or (match := stack.pattern.match(name)) is None:
             return module
@@ -226,10 +227,7 @@ class Subject:
     @property
     def normed_entry(self) -> bool:
         """True if a norm follows the embedding, so that the size of the embedding does not matter."""
-        last = f"{self.anatomy.final_norm}."
-        parts = self.anatomy.parts.items()
-        norms = [t for t, part in parts if part.role.trait.fan == "vector" and not part.role.trait.inside]
-        return any(not name.startswith(last) for name in norms)
+        return self.anatomy.normed_entry
 
     def zero_grad(self) -> None:
         for optimizer in self.optimizers:
@@ -290,8 +288,9 @@ class Subject:
             handle.remove()
         if kept[-1].dim() != 3 or kept[-1].shape[:-1] == batch[1].shape or kept[-1].shape[1] == 1:
             return loss
-        weight, axis = self.anatomy.width
-        if self.model.get_parameter(weight).shape[axis] != kept[-1].shape[-1]:  # the readout joins several tokens
+        outlet = self.anatomy.readout
+        length = self.model.get_parameter(outlet.weight).shape[outlet.axis]
+        if length != kept[-1].shape[-1]:  # the readout joins several tokens
             return loss
         logits = self.model.get_submodule(readout)(kept[-1]).flatten(0, -2).float()
         generator = torch.Generator().manual_seed(0)

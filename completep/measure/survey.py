@@ -11,9 +11,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from typing import Protocol
 
 import polars as pl
+import torch
+from torch import Tensor
 
+from completep.anatomy.names import named_parameters
 from completep.config import Shape
 from completep.measure.coordinates import refuse_randomness
 from completep.measure.pool import each
@@ -25,6 +29,7 @@ from completep.measure.tensors import (
     branch_share,
     measure_start,
     measure_tensors,
+    repeat_starts_,
     scale_,
     scaled_readout,
     tied_readout,
@@ -34,7 +39,9 @@ from completep.measure.words import Axis, Progress, quiet
 from completep.rules.table import Rules
 
 NEAR = 0.25  # ρ of the copy that is measured
-SMALL = 1.0  # RMS of its logits at the base: the softmax of larger ones is uneven, the less so the wider the model
+# RMS of its logits at the base. The softmax of larger ones is uneven, the less so the wider the model, and where there
+# are few classes this uneven part is most of a gradient that sums over tokens. Training needs logits that can move.
+SMALL, SMALL_TRAINED = 0.02, 1.0
 FIT = 8.0  # the paper's own base has ρ = 7
 START_SECONDS = 25.0  # new processes import torch first, on cores that could already measure
 AS_IT_IS = "as it is"  # instead of a rules key, for a factory's own optimizer
@@ -49,7 +56,8 @@ class Limit:
     base: Shape
     rho: float  # RMS of what all branches add to the stream, relative to the embedding
     scale: float  # on the branches of the copy that is measured
-    logits: float  # on its readout
+    logits: float  # on its readout, at init
+    trained: float  # on its readout, where it is trained for some steps
     heads: Mapping[str, int]  # head size by attention module, as templates
 
     @property
@@ -137,10 +145,12 @@ def survey(
     steps: int = 0,
     workers: int | None = None,
     progress: Progress = quiet,
+    kept: "Keeper | None" = None,
 ) -> Survey:
     """Measure every parameterization at every shape, and at the base's shape along further axes.
 
-    The first size of a further axis is the base's. With `steps`, the model is trained for so many steps first.
+    The first size of a further axis is the base's. With `steps`, the model is trained for so many steps first. What
+    `kept` has is not measured again.
     """
     limit = limit or find_limit(source, rules[0], setting, near_limit=near_limit)
     distinct = {r.key: r for r in rules}.values()
@@ -155,7 +165,7 @@ def survey(
     states: list[Mapping[str, object]] = []
     attentions: list[Mapping[str, object]] = []
     untrained: dict[str, None] = {}
-    for done, (job, measured) in enumerate(_on_cores(measure, jobs, workers), 1):
+    for done, (job, measured) in enumerate(_all(measure, jobs, workers, kept), 1):
         labels = {"rules": job.rules.key, "width": job.shape.width, "depth": job.shape.depth, **axes, **job.grown}
         untrained |= dict.fromkeys(measured.untrained)
         attentions += [labels | asdict(row) for row in measured.attentions]
@@ -188,6 +198,30 @@ class Measured:
     untrained: list[str]
 
 
+class Keeper(Protocol):
+    """Remembers measurements."""
+
+    def get(self, job: Job) -> "Measured | None": ...
+    def put(self, job: Job, measured: "Measured") -> None: ...
+
+
+def _all(
+    measure: Callable[[Job], Measured], jobs: list[Job], workers: int | None, kept: Keeper | None
+) -> Iterator[tuple[Job, Measured]]:
+    """What is kept first, then what is measured now."""
+    missing = []
+    for job in jobs:
+        known = None if kept is None else kept.get(job)
+        if known is None:
+            missing.append(job)
+        else:
+            yield job, known
+    for job, measured in _on_cores(measure, missing, workers) if missing else ():
+        if kept is not None:
+            kept.put(job, measured)
+        yield job, measured
+
+
 def _on_cores(
     measure: Callable[[Job], Measured], jobs: list[Job], workers: int | None
 ) -> Iterator[tuple[Job, Measured]]:
@@ -216,12 +250,14 @@ def _measure_shape(source: Source, setting: Setting, job: Job) -> Measured:
     for seed, batch in batches.items():
         subject = subjects.start(seed)
         state, gains = measure_start(subject, batch)
+        repeat_starts_(subject, _starts(source, subject, seed))
         factors = {t: repair(job, source.base, t) for t in subject.anatomy.parts}
         factors |= {t: job.limit.scale * factors[t] for t in subject.writers}
+        small = job.limit.trained if job.steps else job.limit.logits
         if not subject.anatomy.tied:
-            factors |= {t: job.limit.logits * factors[t] for t in subject.anatomy.readout.parameters}
+            factors |= {t: small * factors[t] for t in subject.anatomy.readout.parameters}
         scale_(subject, factors.__getitem__)
-        logits = job.limit.logits * repair(job, source.base, tied_readout(subject))
+        logits = small * repair(job, source.base, tied_readout(subject))
         with aligned_heads(subject, job.limit.heads), scaled_readout(subject, logits):
             if job.steps:
                 text = make_batches(source, base, setting, seed)[0]
@@ -230,6 +266,18 @@ def _measure_shape(source: Source, setting: Setting, job: Job) -> Measured:
             seeds[seed] = state, measure_tensors(subject, batch, gains)
         scale_(subject, {t: 1 / factor for t, factor in factors.items()}.__getitem__)  # frozen weights are kept
     return Measured(seeds, _attentions(subject), subject.untrained)
+
+
+def _starts(source: Source, subject: Subject, seed: int) -> dict[str, list[Tensor]]:
+    """By template: the values that the base's constructor draws for parameters that keep them, block by block."""
+    drawn = {t for t, part in subject.anatomy.parts.items() if part.kept and part.constant is None}
+    found: dict[str, list[Tensor]] = {}
+    if drawn:
+        torch.manual_seed(seed)
+        for name, parameter in named_parameters(source.base_model()):
+            if (template := subject.anatomy.template(name)) in drawn:
+                found.setdefault(template, []).append(parameter.detach())
+    return found
 
 
 def _attentions(subject: Subject) -> list[AttentionRow]:
@@ -268,5 +316,7 @@ def _find_limit(source: Source, rules: Rules, setting: Setting, *, near_limit: b
         smaller = 0.8 * NEAR / rho
         scale_(subject, {t: smaller if t in subject.writers else 1.0 for t in subject.anatomy.parts}.__getitem__)
         scale, rho = scale * smaller, branch_share(subject, batch)
-    logits = SMALL / state.logits if near_limit and SMALL < state.logits < math.inf else 1.0
-    return Limit(source.base, first, scale, logits, {row.template: row.head_size for row in _attentions(subject)})
+    finite = near_limit and state.logits < math.inf
+    logits, trained = (min(1.0, most / state.logits) if finite else 1.0 for most in (SMALL, SMALL_TRAINED))
+    heads = {row.template: row.head_size for row in _attentions(subject)}
+    return Limit(source.base, first, scale, logits, trained, heads)

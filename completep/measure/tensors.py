@@ -16,7 +16,7 @@ there is far less noise.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from statistics import median
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from completep import paper
 from completep.anatomy.kinds import is_convolution, is_linear
 from completep.anatomy.names import named_parameters
-from completep.anatomy.trace import find_logits, first_tensor, given_tensor, input_of
+from completep.anatomy.trace import find_logits, first_tensor, given_tensor, stream_of
 from completep.measure.bare import BareGradients
 from completep.measure.coordinates import rms
 from completep.measure.subject import Batch, Batches, Setting, Subject
@@ -83,7 +83,7 @@ def measure_start(subject: Subject, batch: Batch) -> tuple[State, dict[str, floa
     """(the stream and the logits at init, the gain of every parameter that has one)."""
     ratios: dict[str, float] = {}
     with _ratios_kept(subject, ratios):
-        stream, output = input_of(subject.model, subject.anatomy.stream_reader, batch[0])
+        stream, output = stream_of(subject.model, subject.anatomy.tap, batch[0])
     logits = find_logits(output)
     assert logits is not None  # the model was examined: it returns logits
     return State(rms(stream), rms(logits)), gains(subject, ratios)
@@ -95,11 +95,11 @@ def branch_share(subject: Subject, batch: Batch) -> float:
 
     Tokens count alike: a class token may start much smaller than the others. The weights are restored.
     """
-    site = subject.anatomy.stream_reader
-    whole = input_of(subject.model, site, batch[0])[0].clone()
+    site = subject.anatomy.tap
+    whole = stream_of(subject.model, site, batch[0])[0].clone()
     start = {name: p.detach().clone() for name, p in named_parameters(subject.model)}
     scale_(subject, lambda template: 0.0 if template in subject.writers else 1.0)
-    entry = input_of(subject.model, site, batch[0])[0].clone()
+    entry = stream_of(subject.model, site, batch[0])[0].clone()
     _restore(subject, start)
     sizes, added = entry.norm(dim=-1), (whole - entry).norm(dim=-1)
     seen = sizes > 0  # the row of a padding token is zero
@@ -157,7 +157,7 @@ def gains(subject: Subject, ratios: Mapping[str, float]) -> dict[str, float]:
         found[name] = own * subject.factor(name) / inside
     readout = anatomy.readout.module
     if anatomy.tied and readout is not None:  # the input holds the same embeddings, so its output is not a random sum
-        table = subject.model.get_parameter(anatomy.width[0]).detach()
+        table = subject.model.get_parameter(anatomy.readout.weight).detach()
         found[tied_readout(subject)] = rms(table) * table.shape[-1] ** 0.5 * abs(subject.forward.sites[readout])
     return {name: gain for name, gain in found.items() if gain > 0}
 
@@ -174,6 +174,23 @@ def scale_(subject: Subject, factor: Callable[[str], float]) -> None:
             c, offset = factor(subject.anatomy.template(name)), subject.anatomy.part(name).offset
             if c != 1.0:
                 parameter.mul_(c).add_((c - 1) * offset)
+
+
+@torch.no_grad()
+def repeat_starts_(subject: Subject, starts: Mapping[str, Sequence[Tensor]]) -> None:
+    """Give parameters that keep their constructor's values those of the base, repeated along the axis that grows.
+
+    A few random decays differ much from model to model, and the largest of them dominate a gradient. With the same
+    values at every size, only the size is compared.
+    """
+    seen: dict[str, int] = {}
+    for name, parameter in named_parameters(subject.model):
+        template = subject.anatomy.template(name)
+        if (values := starts.get(template)) and parameter.dim():
+            own = values[seen.setdefault(template, 0) % len(values)]
+            seen[template] += 1
+            times = [math.ceil(n / b) for n, b in zip(parameter.shape, own.shape, strict=True)]
+            parameter.copy_(own.repeat(times)[tuple(slice(n) for n in parameter.shape)])
 
 
 def measure_tensors(subject: Subject, batch: Batch, gain: Mapping[str, float]) -> list[TensorRow]:
@@ -208,7 +225,7 @@ def measure_tensors(subject: Subject, batch: Batch, gain: Mapping[str, float]) -
         idle = sum(_idle_experts(subject, name) for name in names) if part.role.trait.routed else 0
         rows.append(replace(row, late=not late.isdisjoint(names), drawn=drawn, kept=part.kept, idle=idle))
     if (name := tied_readout(subject)) in gain:
-        role, factor = subject.anatomy.part(subject.anatomy.width[0]).role, subject.expected_tied_multiplier
+        role, factor = subject.anatomy.part(subject.anatomy.readout.weight).role, subject.expected_tied_multiplier
         expected = (RANDOM_SUM(subject.expected.m_N) * factor, 1.0, factor)
         rows.append(TensorRow(name, role, Column.ADAM, 0, None, 1, None, None, 1, None, 1, gain[name], *expected, None))
     return rows

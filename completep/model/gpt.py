@@ -1,8 +1,10 @@
 """The paper's decoder: pre-norm, untied, ALiBi, ReLU², LayerNorm with biases, attention logits divided by d_head.
 
-The model applies two multipliers. The rules compute them and set them with `set_multipliers`.
+The model applies two multipliers. The rules compute them and set them with `set_multipliers`. Its MLP may be a mixture
+of experts.
 
-Shapes: B batch, T time, N width, H heads, D head size, F feed-forward width, V vocabulary.
+Shapes: B batch, T time, N width, H heads, D head size, F feed-forward width, V vocabulary, E experts, K active experts,
+S tokens of the whole batch.
 """
 
 from collections.abc import Callable
@@ -108,29 +110,82 @@ class Attention(nn.Module):
         return out
 
 
+Kernel = Callable[[Tensor], Tensor]
+
+
+def activated(h: Tensor, gate: Tensor | None, activation: str, kernel: Kernel | None) -> Tensor:
+    """The nonlinearity of an MLP."""
+    if gate is not None:
+        return F.silu(gate) * h
+    if kernel is not None:
+        return kernel(h)
+    if activation == "relu2":
+        h = F.relu(h)
+        return h * h  # square() has a backward pass that is twice as slow on a CPU
+    return F.gelu(h)
+
+
 class MLP(nn.Module):
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: GPTConfig, inner: int) -> None:
         super().__init__()
         self.activation = config.activation
-        self.kernel: Callable[[Tensor], Tensor] | None = None  # in training on a CPU: train/fused.py
-        width, inner, bias = config.width, config.feed_forward, config.bias
+        self.kernel: Kernel | None = None  # in training on a CPU: train/fused.py
+        width, bias = config.width, config.bias
         self.up = nn.Linear(width, inner, bias=bias)
         self.gate = nn.Linear(width, inner, bias=bias) if config.activation == "swiglu" else None
         self.down = nn.Linear(inner, width, bias=bias)
 
     def forward(self, x_BTN: Tensor) -> Tensor:
-        h_BTF = self.up(x_BTN)
-        if self.gate is not None:
-            h_BTF = F.silu(self.gate(x_BTN)) * h_BTF
-        elif self.kernel is not None:
-            h_BTF = self.kernel(h_BTF)
-        elif self.activation == "relu2":
-            h_BTF = F.relu(h_BTF)
-            h_BTF = h_BTF * h_BTF  # square() has a backward pass that is twice as slow on a CPU
-        else:
-            h_BTF = F.gelu(h_BTF)
-        out: Tensor = self.down(h_BTF)
+        gate_BTF = None if self.gate is None else self.gate(x_BTN)
+        out: Tensor = self.down(activated(self.up(x_BTN), gate_BTF, self.activation, self.kernel))
         return out
+
+
+class Experts(nn.Module):
+    """All experts of a block: one tensor per matrix, without biases."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.activation = config.activation
+        experts, width, inner = config.experts, config.width, config.expert_size
+        self.up = nn.Parameter(torch.empty(experts, width, inner))
+        self.gate = nn.Parameter(torch.empty(experts, width, inner)) if config.activation == "swiglu" else None
+        self.down = nn.Parameter(torch.empty(experts, inner, width))
+        for matrices in self.parameters():
+            nn.init.normal_(matrices, std=matrices.shape[1] ** -0.5)
+
+    def forward(self, x_SN: Tensor, share_SK: Tensor, chosen_SK: Tensor, kernel: Kernel | None) -> Tensor:
+        made_SN = torch.zeros_like(x_SN)
+        for expert in range(len(self.up)):
+            token, place = torch.where(chosen_SK == expert)
+            x = x_SN[token]
+            gate = None if self.gate is None else x @ self.gate[expert]
+            h = activated(x @ self.up[expert], gate, self.activation, kernel)
+            made_SN = made_SN.index_add(0, token, (h @ self.down[expert]) * share_SK[token, place, None])
+        return made_SN
+
+
+class Mixture(nn.Module):
+    """A router sends every token to its best experts.
+
+    Gates are sigmoids, divided by the number of active experts, so that what the mixture returns does not depend on
+    the number of experts (Jiang et al., arXiv 2601.20205).
+    """
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.kernel: Kernel | None = None  # in training on a CPU: train/fused.py
+        self.active = config.active_experts
+        self.router = nn.Linear(config.width, config.experts, bias=False)
+        self.experts = Experts(config)
+        self.shared = MLP(config, config.shared_experts * config.expert_size) if config.shared_experts else None
+
+    def forward(self, x_BTN: Tensor) -> Tensor:
+        x_SN = x_BTN.flatten(0, 1)
+        score_SK, chosen_SK = self.router(x_SN).topk(self.active, -1)
+        share_SK = torch.sigmoid(score_SK) / self.active
+        made_BTN: Tensor = self.experts(x_SN, share_SK, chosen_SK, self.kernel).view_as(x_BTN)
+        return made_BTN if self.shared is None else made_BTN + self.shared(x_BTN)
 
 
 class Block(nn.Module):
@@ -138,7 +193,8 @@ class Block(nn.Module):
         super().__init__()
         self.multiplier = 1.0
         self.attention_norm, self.attention = norm(config, config.width), Attention(config)
-        self.mlp_norm, self.mlp = norm(config, config.width), MLP(config)
+        mlp = Mixture(config) if config.experts else MLP(config, config.feed_forward)
+        self.mlp_norm, self.mlp = norm(config, config.width), mlp
 
     def forward(self, x_BTN: Tensor, mask: Mask | tuple[Mask, Tensor], position_BT: Tensor) -> Tensor:
         x_BTN = torch.add(x_BTN, self.attention(self.attention_norm(x_BTN), mask, position_BT), alpha=self.multiplier)

@@ -382,7 +382,7 @@ class _Subject:
 
     @cached_property
     def depth(self) -> int:
-        return max(s.depth(self.scaling.parameters) for s in self.scaling.anatomy.stacks)
+        return max(s.depth(self.scaling.parameters) for s in self.scaling.anatomy.blocks)
 
     @cached_property
     def spectral(self) -> bool:

@@ -20,7 +20,7 @@ Kind = Literal["branch", "logits", "attention", "embedding"]
 
 # Where a multiplier can have no parameter to fold into.
 WHY: Mapping[Kind, str] = {
-    "logits": "the embeddings are tied and there is no final norm with a gain",
+    "logits": "the embeddings are tied, and there is no final norm with a gain that only matrices read",
     "attention": "the norm of the queries has no gain",
 }
 WAY_OUT: Mapping[Kind, str] = {

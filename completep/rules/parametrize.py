@@ -196,9 +196,9 @@ def _shapes(model: nn.Module, base: Base, anatomy: Anatomy) -> tuple[Shapes, Sha
 def _check_names(names: Mapping[str, object], expected: set[str], anatomy: Anatomy, this: str, that: str) -> None:
     templates = set(map(anatomy.template, names))
     missing, extra = sorted(expected - templates), sorted(templates - expected)
-    no_blocks = not any(s.depth(names) for s in anatomy.stacks)
+    no_blocks = not any(s.depth(names) for s in anatomy.blocks)
     if missing and not extra and no_blocks and all("*" in name for name in missing):
-        stems = ", ".join(f"{s.stem}<number>" for s in anatomy.stacks)
+        stems = ", ".join(f"{s.stem}<number>" for s in anatomy.blocks)
         raise UserError(f"{this} has zero layers: no parameter is named {stems}…", fix="use at least one block")
     if missing or extra:
         lists = [f"only in {that}: {some(missing)}"] * bool(missing) + [f"only in {this}: {some(extra)}"] * bool(extra)
@@ -229,4 +229,6 @@ def with_folds(parameters: Table, placed: Sequence[Multiplier], anatomy: Anatomy
             for name, r in parameters.items():
                 if r.template in anatomy.readout.parameters:
                     folds[name] /= m.factor
+    for weight, gain in anatomy.readers.items():  # it reads a norm whose gain holds the multiplier of a tied readout
+        folds[weight] /= folds[gain]
     return {name: replace(r, fold=folds[name]) for name, r in parameters.items()}

@@ -31,7 +31,7 @@ def place_multipliers(own: OwnFactors, parameters: Table, ratios: Ratios, rules:
         return Multiplier(kind, factor, hooked, tuple(r.name for r in parameters.values() if r.template in names))
 
     placed = []
-    for stack in anatomy.stacks:
+    for stack in anatomy.blocks:
         branches = [b for b in anatomy.branches if any(p.startswith(stack.stem) for p in b.parameters)]
         sites = {b.module for b in branches}
         factor = rules.branch(1.0, ratios.depth[stack.stem])
@@ -40,10 +40,10 @@ def place_multipliers(own: OwnFactors, parameters: Table, ratios: Ratios, rules:
             what = f"some blocks of '{stack.stem}*' hold the modules that write to the stream under another name"
             raise UserError(what, fix="call parametrize before you wrap the blocks")
         placed.append(m)
-    for readout in (anatomy.readout, *anatomy.heads):
-        weight = anatomy.width[0] if readout is anatomy.readout else readout.parameters[0]
-        factor = rules.logits(parameters[weight].m_N)
-        placed.append(multiplier("logits", factor, {readout.module}, set(readout.parameters)))
+    for weight in dict.fromkeys(outlet.weight for outlet in anatomy.outlets):
+        same = [outlet for outlet in anatomy.outlets if outlet.weight == weight]
+        holders = set(same[0].parameters) if len({o.parameters for o in same}) == 1 else set()
+        placed.append(multiplier("logits", rules.logits(parameters[weight].m_N), {o.module for o in same}, holders))
     placed += [
         multiplier("embedding", factor, {table.rpartition(".")[0]}, _beside(table, parameters))
         for table, factor in _embedding_factors(own, ratios, rules).items()

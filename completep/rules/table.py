@@ -26,6 +26,8 @@ ROUTER = (
 )
 VECTORS = "derived: acts as a gain or bias inside a branch; measured on sinks, layer scales, decays (docs/rules.md)"
 HEADS = "derived: a hidden layer after the stream, so nothing depends on the depth; measured (docs/rules.md)"
+TABLES = "derived: a row is a bias inside a branch that depends on the token"
+STREAM = "derived: L numbers multiply the stream one after the other, so each may move by 1/L"
 WEIGHT_DECAY = "CompleteP, App. D.4: λ·η, the shrinkage per step, stays width-free"
 
 
@@ -39,10 +41,12 @@ class Role(StrEnum):
     ROUTER = "router"  # the matrix that chooses and weighs experts
     HIDDEN_BIAS = "hidden bias"  # every linear bias inside a branch
     BLOCK_NORM = "block norm"  # gain and bias of the norms inside a block
+    BLOCK_TABLE = "block table"  # a table whose rows enter inside a branch, as value embeddings do
     BLOCK_VECTOR = "block vector"  # acts entry by entry inside a block: gates, decays, layer scales, attention sinks
     QK_NORM = "QK norm"  # per-head gains, shared over heads
+    STREAM_SCALE = "stream scale"  # one number per layer, which multiplies the stream or mixes the embedding into it
     FINAL_NORM = "final norm"  # after the last block; also a norm right after the embedding
-    HEAD = "head weight"  # a matrix between the stream and the readout, as in an MLM head
+    HEAD = "head weight"  # a matrix outside the blocks that reads activations, as in an MLM head
     HEAD_BIAS = "head bias"
     UNEMBEDDING = "unembedding"  # the readout matrix
     UNEMBEDDING_BIAS = "unembedding bias"
@@ -66,23 +70,27 @@ class Trait:
     start: Literal["random", "constant"] = "constant"  # random: N(0, std²)
     decayed: bool = False  # weight decay acts on it
     matrix: bool = False
+    table: bool = False  # it looks its rows up; other matrices sum over their inputs
     inside: bool = False  # inside a block
     acts_on: Literal["stream", "logits"] = "stream"  # where its update becomes visible
+    layered: bool = False  # it stands outside the blocks and has an entry for each of them
     shared: bool = False  # by all heads, whose gradients cancel at init and align in training
     routed: bool = False  # it has a part per expert, which sees only the tokens that a router sends to it
     bare: bool = False  # no module holds it, so its gradient is watched where it meets an activation
 
 
 TRAITS: Mapping[Role, Trait] = {
-    Role.EMBEDDING: Trait("model", start="random", decayed=True, matrix=True),
+    Role.EMBEDDING: Trait("model", start="random", decayed=True, matrix=True, table=True),
     Role.EMBEDDING_BIAS: Trait("model"),
     Role.HIDDEN: Trait("matrix", start="random", decayed=True, matrix=True, inside=True),
     Role.EXPERT: Trait("matrix", start="random", decayed=True, matrix=True, inside=True, routed=True),
     Role.ROUTER: Trait("matrix", start="random", decayed=True, matrix=True, inside=True),
     Role.HIDDEN_BIAS: Trait("vector", inside=True),
     Role.BLOCK_NORM: Trait("vector", inside=True),
+    Role.BLOCK_TABLE: Trait("vector", start="random", decayed=True, matrix=True, table=True, inside=True),
     Role.BLOCK_VECTOR: Trait("vector", inside=True, bare=True),
     Role.QK_NORM: Trait("fixed", inside=True, shared=True),
+    Role.STREAM_SCALE: Trait("fixed", bare=True, layered=True),
     Role.FINAL_NORM: Trait("vector", acts_on="logits"),
     Role.HEAD: Trait("matrix", start="random", decayed=True, matrix=True, acts_on="logits"),
     Role.HEAD_BIAS: Trait("vector", acts_on="logits"),
@@ -267,8 +275,10 @@ def _adam(a: float) -> dict[Role, Rule]:
         Role.ROUTER: replace(hidden, source=ROUTER),  # its fan-out is the number of experts, so ε does not see N
         Role.HIDDEN_BIAS: Rule(lr=depth_lr, eps=block_eps),
         Role.BLOCK_NORM: Rule(lr=depth_lr, eps=block_eps),
+        Role.BLOCK_TABLE: Rule(lr=depth_lr, eps=block_eps, source=TABLES),
         Role.BLOCK_VECTOR: Rule(lr=depth_lr, eps=block_eps, source=VECTORS),
         Role.QK_NORM: Rule(lr=depth_lr, eps=Power(depth=-a), source=OVER_HEADS),
+        Role.STREAM_SCALE: Rule(lr=Power(depth=-1), source=STREAM),
         Role.FINAL_NORM: Rule(eps=outer_eps, source=f"{TABLE_1}; ε derived: the gradient passes the logit multiplier"),
         Role.HEAD: replace(hidden.keep(width=True, depth=False), source=HEADS),
         Role.HEAD_BIAS: Rule(eps=outer_eps, source=HEADS),
@@ -299,8 +309,10 @@ def _sgd(a: float) -> dict[Role, Rule]:
         Role.ROUTER: hidden,
         Role.HIDDEN_BIAS: vector,
         Role.BLOCK_NORM: vector,
+        Role.BLOCK_TABLE: replace(vector, weight_decay=Power(out=-1, depth=-a)),
         Role.BLOCK_VECTOR: vector,
         Role.QK_NORM: Rule(lr=Power(depth=2 * a - 1), source=source),
+        Role.STREAM_SCALE: Rule(lr=Power(depth=-1), source=source),
         Role.FINAL_NORM: outer,
         Role.HEAD: hidden.keep(width=True, depth=False),
         Role.HEAD_BIAS: outer,

@@ -73,9 +73,13 @@ class ValueHead(Model):
 
 
 class EarlyValue(ValueHead):
+    """The value reads the stream before the last block."""
+
     def forward(self, ids):
-        x = self.run(self.embed(ids))
-        return self.head(self.norm(x)), self.value(x)
+        x = self.embed(ids)
+        for block in self.blocks:
+            before, x = x, block(x)
+        return self.head(self.norm(x)), self.value(before)
 
 
 VALUE = {"value.weight": Role.UNEMBEDDING, "value.bias": Role.UNEMBEDDING_BIAS}
@@ -98,8 +102,10 @@ def test_a_second_head_has_its_own_logit_multiplier(style):
 
 
 def test_a_head_that_reads_something_else_is_refused():
-    with pytest.raises(UserError, match=r"'value' does not read what the readout reads"):
+    with pytest.raises(UserError, match=r"'value' does not read the stream after the blocks"):
         scale(EarlyValue, roles=VALUE)
+    with pytest.raises(UserError, match=r"value\.weight, value\.bias make a result that does not come from the stream"):
+        scale(EarlyValue)
 
 
 # -- the scale on q·k --------------------------------------------------------------------------------

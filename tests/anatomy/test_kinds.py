@@ -334,3 +334,179 @@ def test_a_head_with_a_layer_has_rules_without_depth():
     weight, bias = scaling.settings("dense.weight"), scaling.settings("dense.bias")
     assert (weight.init_std, weight.lr, weight.weight_decay, weight.eps) == pytest.approx((2**-0.5, 0.5, 2.0, 0.5))
     assert (bias.lr, bias.eps) == (1.0, 0.5)
+
+
+def test_experts_in_a_list_whose_gates_do_not_add_up_to_one():
+    """Ties decide which experts run in the measurement. What arrives from all of them together is one factor."""
+
+    class Shares(Listed):
+        def forward(self, x: Tensor) -> Tensor:
+            rows = x.flatten(0, 1)
+            share, chosen = self.gate(rows).softmax(-1).topk(2, -1)
+            made = torch.zeros_like(rows)
+            for i, expert in enumerate(self.experts):
+                token, place = torch.where(chosen == i)
+                made = made.index_add(0, token, expert(rows[token]) * share[token, place, None])
+            return made.view_as(x)
+
+    class Block(ListedBlock):
+        kind = Shares
+
+    _, scaling = scaled([Block] * 4, [Block] * 2)
+    assert roles(scaling)["blocks.*.mixture.experts.*.up.weight"] is Role.EXPERT
+    assert same_in_both_styles([Block] * 4, [Block] * 2) < 1e-5
+
+
+class Flat(nn.Module):
+    """Experts stored one after the other in two axes."""
+
+    count = 4
+
+    def __init__(self, width):
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(self.count * width, width) / 8)
+        self.down = nn.Parameter(torch.randn(self.count * width, width) / 8)
+
+    def forward(self, x: Tensor, share: Tensor, chosen: Tensor) -> Tensor:
+        size = (self.count, -1, x.shape[-1])
+        rows = x.flatten(0, 1).expand(self.count, -1, -1)
+        made = torch.bmm(F.silu(torch.bmm(rows, self.up.view(size).mT)), self.down.view(size))
+        weights = torch.zeros(*x.shape[:-1], self.count).scatter(-1, chosen, share).flatten(0, 1)
+        return (made * weights.T[..., None]).sum(0).view_as(x)
+
+
+class FlatSlices(Flat):
+    def forward(self, x: Tensor, share: Tensor, chosen: Tensor) -> Tensor:
+        y = torch.zeros_like(x)
+        for i, (up, down) in enumerate(zip(self.up.chunk(self.count), self.down.chunk(self.count), strict=True)):
+            y = y + (share * (chosen == i)).sum(-1, keepdim=True) * (F.silu(x @ up.T) @ down)
+        return y
+
+
+def flat_block(kind, experts):
+    class Kind(kind):
+        count = experts
+
+    class Mixture(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.router, self.experts = nn.Linear(width, experts, bias=False), Kind(width)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.experts(x, *self.router(x).softmax(-1).topk(2, -1))
+
+    class FlatBlock(Plain):
+        def __init__(self, width):
+            super().__init__(width)
+            self.norm2, self.mixture = nn.LayerNorm(width), Mixture(width)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x + self.branch(x)
+            return x + self.mixture(self.norm2(x))
+
+    return FlatBlock
+
+
+@pytest.mark.parametrize("kind", [Flat, FlatSlices])
+def test_experts_that_are_stored_flat_do_not_count_in_the_fan_in(kind):
+    """Four times the experts, and twice the width."""
+    _, scaling = scaled([flat_block(kind, 16)] * 4, [flat_block(kind, 4)] * 2)
+    up, down = (scaling.parameters[f"blocks.0.mixture.experts.{n}"] for n in ("up", "down"))
+    assert up.role is down.role is Role.EXPERT
+    assert (up.m_N, up.m_out) == (2.0, 8.0)
+    assert (down.m_N, down.m_out) == (2.0, 8.0)
+    assert scaling.settings(down.name).lr == 0.5
+
+
+def test_flat_matrices_that_nothing_counts_are_refused():
+    class Half(Plain):
+        """Two halves of a matrix, for two halves of the features, which are not added up."""
+
+        def __init__(self, width):
+            super().__init__(width)
+            self.mix = nn.Parameter(torch.randn(width, width // 2))
+
+        def branch(self, x: Tensor) -> Tensor:
+            a, b = self.norm(x).chunk(2, -1)
+            top, bottom = self.mix.chunk(2)
+            return self.down(F.gelu(self.up(torch.cat((a @ top, b @ bottom), -1))))
+
+    with pytest.raises(UserError, match="holds 2 matrices one after the other") as e:
+        scaled([Half] * 4, [Half] * 2)
+    assert "three axes" in e.value.fix
+
+
+# -- one matrix per head -----------------------------------------------------------------------------
+
+
+class PerHead(Plain):
+    """Heads of 8: one matrix into and one out of every head, whose results are added up."""
+
+    def __init__(self, width):
+        super().__init__(width)
+        heads = width // 8
+        self.norm2 = nn.LayerNorm(width)
+        self.into = nn.Parameter(torch.randn(heads, width, 8))
+        self.out = nn.Parameter(torch.randn(heads, 8, width))
+
+    def heads(self, x: Tensor) -> Tensor:
+        rows = x.flatten(0, 1).expand(len(self.into), -1, -1)
+        return torch.bmm(F.silu(torch.bmm(rows, self.into)), self.out).sum(0).view_as(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.branch(x)
+        return x + self.heads(self.norm2(x))
+
+
+class PerHeadMatmul(PerHead):
+    def heads(self, x: Tensor) -> Tensor:
+        return (F.silu(x[:, None] @ self.into) @ self.out).sum(1)
+
+
+class PerHeadEinsum(PerHead):
+    def heads(self, x: Tensor) -> Tensor:
+        made = torch.einsum("btn,hnd->bhtd", x, self.into)
+        return torch.einsum("bhtd,hdn->bhtn", F.silu(made), self.out).sum(1)
+
+
+class PerHeadLoop(PerHead):
+    def heads(self, x: Tensor) -> Tensor:
+        return sum(F.silu(x @ a) @ b for a, b in zip(self.into, self.out, strict=True))
+
+
+class PerHeadBeside(PerHead):
+    """Results beside each other, not added up: a block-diagonal matrix, as in RecurrentGemma."""
+
+    def __init__(self, width):
+        super().__init__(width)
+        self.out = nn.Parameter(torch.randn(width // 8, 8, 8))
+        self.last = nn.Linear(width, width)
+
+    def heads(self, x: Tensor) -> Tensor:
+        rows = x.flatten(0, 1).expand(len(self.into), -1, -1)
+        made = torch.bmm(F.silu(torch.bmm(rows, self.into)), self.out)
+        return self.last(made.movedim(0, 1).reshape(x.shape))
+
+
+@pytest.mark.parametrize("kind", [PerHead, PerHeadMatmul, PerHeadEinsum, PerHeadLoop])
+def test_heads_that_are_added_up_count_in_the_fan_in(kind):
+    given = {"*.into": Role.HIDDEN} if kind is PerHeadEinsum else None
+    model, base = Model(64, [kind] * 4), lambda: Model(32, [kind] * 2)
+    scaling = parametrize(model, base=base, style="folded", roles=given)
+    into, out = (scaling.parameters[f"blocks.0.{n}"] for n in ("into", "out"))
+    assert (into.m_N, into.m_out) == (2.0, 2.0)
+    assert (out.part.fan_in, out.m_N, out.m_out) == ((0, 1), 2.0, 2.0)
+    assert (out.role, out.fold) == (Role.HIDDEN, 0.5)
+    assert scaling.settings("blocks.0.out").lr == pytest.approx(0.5 * 0.5)
+
+
+def test_heads_that_stand_beside_each_other_do_not():
+    _, scaling = scaled([PerHeadBeside] * 4, [PerHeadBeside] * 2)
+    out = scaling.parameters["blocks.0.out"]
+    assert (out.part.fan_in, out.m_N, out.m_out) == ((1,), 1.0, 2.0)
+
+
+def test_one_head_does_not_show_whether_several_add_up():
+    with pytest.raises(UserError, match=r"blocks\.0\.(into|out)' holds one matrix") as e:
+        parametrize(Model(64, [PerHead] * 4), base=lambda: Model(8, [PerHead] * 2), style="folded")
+    assert "at least two" in e.value.fix

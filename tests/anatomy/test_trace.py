@@ -9,7 +9,7 @@ from torch import nn
 
 from completep import UserError
 from completep.anatomy.names import named_parameters, plain, unwrap
-from completep.anatomy.trace import call, find_logits, first_tensor, given_tensor, input_of
+from completep.anatomy.trace import Tap, call, find_logits, first_tensor, given_tensor, stream_of
 from tests.rules.models import Model
 from tests.rules.training import tokens
 
@@ -31,7 +31,7 @@ def test_there_may_be_none():
 def test_the_input_of_a_module_is_taken_before_hooks_change_it():
     model, seen = Model(32), []
     model.norm.register_forward_pre_hook(lambda module, args: seen.append(args[0]) or (args[0] * 0,))
-    x, output = input_of(model, "norm", tokens(0))
+    x, output = stream_of(model, Tap("norm"), tokens(0))
     assert x is seen[0]
     assert torch.equal(output, model(tokens(0)))
     assert len(model.norm._forward_pre_hooks) == 1

@@ -10,6 +10,7 @@ from torch import nn
 
 from completep import Role, UserError, parametrize
 from completep.anatomy.blocks import find_stacks
+from tests.rules.training import worst
 from tests.rules.zoo import EACH, VOCABULARY, ZOO, TorchEncoderLM, alternating, huggingface, roles_for, scale
 
 GOLDEN = Path(__file__).parent / "golden" / "roles.txt"  # checked by eye; one line per template
@@ -196,15 +197,40 @@ class DiT(nn.Module):
         return self.out(x)
 
 
-def test_a_dit_is_refused_for_its_last_modulation():
-    """Gates from a condition work inside the blocks. A matrix outside that modulates the last norm has no rule."""
+def test_a_dit_with_its_conditions():
+    """Gates from a condition work inside the blocks, and the last norm's shift and scale come from a head matrix."""
     example = (torch.randn(2, 4, 12), torch.tensor([1, 2]))
-    with pytest.raises(
-        UserError, match="'modulation' is a matrix outside the blocks, but neither input projection nor"
-    ):
-        parametrize(DiT(64, 4), base=lambda: DiT(32, 2), example=example)
-    given = {"roles": {"classes.weight": Role.EMBEDDING}, "example": example}
-    scaling = parametrize(DiT(64, 4, False), base=lambda: DiT(32, 2, False), **given)
-    assert scaling.parameters["blocks.0.down.weight"].fold == scaling.parameters["blocks.0.mix.weight"].fold == 0.5
-    assert scaling.parameters["blocks.0.modulation.weight"].fold == 1.0
-    assert scaling.parameters["blocks.0.modulation.weight"].role is Role.HIDDEN
+    made = []
+    for style in ("multiplier", "folded"):
+        torch.manual_seed(0)
+        model = DiT(64, 4).double()
+        scaling = parametrize(model, base=lambda: DiT(32, 2), example=example, style=style).init_(0.1, seed=1)
+        found = {r.template: r for r in scaling.parameters.values()}
+        assert found["blocks.*.down.weight"].fold == found["blocks.*.mix.weight"].fold == 0.5
+        assert found["blocks.*.modulation.weight"].fold == 1.0
+        assert found["blocks.*.modulation.weight"].role is Role.HIDDEN
+        assert (found["modulation.weight"].role, found["modulation.bias"].role) == (Role.HEAD, Role.HEAD_BIAS)
+        assert found["classes.weight"].role is found["patches.weight"].role is Role.EMBEDDING
+        optimizer = torch.optim.AdamW(scaling.param_groups(1e-2, weight_decay=0.1, eps=1e-9))
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(example[0].double(), example[1]).square().mean().backward()
+            optimizer.step()
+        made.append(model(example[0].double(), example[1]).detach())
+    assert worst(made[1], made[0]) < 1e-9
+
+
+class ShrinkingStream(DiT):
+    """The stream shrinks between the blocks."""
+
+    def forward(self, x, label):
+        x, c = self.patches(x), self.classes(label)
+        for block in self.blocks:
+            x = 0.9 * block(x, c)
+        return self.out(self.norm(x))
+
+
+def test_a_broken_dit_is_caught():
+    example = (torch.randn(2, 4, 12), torch.tensor([1, 2]))
+    with pytest.raises(UserError, match=r"is not what it was before|still changes the residual stream"):
+        parametrize(ShrinkingStream(64, 4, False), base=lambda: ShrinkingStream(32, 2, False), example=example)

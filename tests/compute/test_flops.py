@@ -23,6 +23,9 @@ OPTIONS = [
     {"norm": "rmsnorm", "activation": "swiglu", "qk_norm": True},
     {"positions": "learned", "context": 32, "activation": "gelu", "tied": True},
     {"qk_norm": True, "positions": "rotary"},
+    {"experts": 4, "active_experts": 2},
+    {"experts": 8, "active_experts": 3, "expert_width": 48, "shared_experts": 2, "activation": "swiglu"},
+    {"experts": 4, "shared_experts": 1, "bias": False},
 ]
 
 PLAIN = [  # without ALiBi, whose mask is not an activation
@@ -30,6 +33,9 @@ PLAIN = [  # without ALiBi, whose mask is not an activation
     {"positions": "rotary"},
     {"positions": "none", "norm": "rmsnorm", "activation": "swiglu", "bias": False},
     {"positions": "none", "qk_norm": True},
+    {"positions": "none", "experts": 4, "active_experts": 2},
+    {"positions": "none", "experts": 8, "active_experts": 2, "expert_width": 96, "shared_experts": 1},
+    {"positions": "none", "experts": 8, "active_experts": 4, "activation": "swiglu"},
 ]
 
 
@@ -87,10 +93,23 @@ def test_matrix_products_agree_with_torch_exactly(width, depth, batch, time, opt
         loss = model(ids).square().mean()
     with FlopCounterMode(display=False) as backward, sdpa_kernel(SDPBackend.MATH):
         loss.backward()
-    ours = flops.flops_per_token(config, time)
+    ours = {"router": flops.Cost(0, 0), **flops.flops_per_token(config, time)}
     tokens = batch * time
-    assert forward.get_total_flops() == tokens * sum(ours[m].forward for m in flops.MATMULS)
-    assert backward.get_total_flops() == tokens * sum(ours[m].backward for m in flops.MATMULS)
+    assert forward.get_total_flops() == tokens * sum(ours[m].forward for m in (*flops.MATMULS, "router"))
+    assert backward.get_total_flops() == tokens * sum(ours[m].backward for m in (*flops.MATMULS, "router"))
+
+
+def test_active_parameters_are_those_that_a_token_passes():
+    """One token: the experts that it is not sent to have no gradient."""
+    config = GPTConfig(64, 2, 61, experts=8, active_experts=3, expert_width=48, shared_experts=1)
+    model = GPT(config)
+    model(torch.zeros(1, 1, dtype=torch.long)).square().sum().backward()
+    experts = [p for n, p in model.named_parameters() if ".experts." in n]
+    used = sum(int((p.grad.flatten(1).abs().sum(1) > 0).sum()) * p[0].numel() for p in experts)
+    others = flops.total(config) - sum(p.numel() for p in experts)
+    assert flops.active(config) == others + used < flops.total(config)
+    dense = GPTConfig(64, 2, 61)
+    assert flops.active(dense) == flops.total(dense)
 
 
 def saved_elements(config, batch, time):

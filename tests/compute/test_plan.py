@@ -358,3 +358,21 @@ def test_a_role_starts_random_by_its_trait_not_by_its_decay():
     for row in plan_shape(GPTConfig(512, 4)).roles():
         assert (row.init_std is not None) == (row.role.trait.start == "random")
         assert (row.weight_decay > 0) == row.role.trait.decayed
+
+
+def test_a_plan_counts_experts():
+    """Tokens follow the parameters that one token passes, and the router has a row of its own."""
+    dense = plan(width=256, depth=4)
+    sparse = plan(width=256, depth=4, experts=8, active_experts=2, expert_width=512)
+    model = sparse.run.model
+    assert (model.experts, model.active_experts, model.expert_width, model.shared_experts) == (8, 2, 512, 0)
+    assert sparse.run.tokens == pytest.approx(20 * flops.active(model), rel=0.05)
+    assert flops.active(model) == pytest.approx(flops.total(dense.run.model), rel=0.01)  # as many pass the experts
+    assert flops.total(model) > 1.1 * flops.active(model)
+    roles = {str(r.role): r for r in sparse.roles()}
+    assert roles["router"].eps == pytest.approx(roles["expert weight"].eps * sparse.m_N)
+    assert not {"router", "expert weight"} & {str(r.role) for r in dense.roles()}
+    again = plan(width=512, depth=8, tuned=sparse.run)
+    assert again.run.model.experts == 8
+    with pytest.raises(UserError, match="there are 0 experts"):
+        plan(width=256, depth=4, active_experts=2)

@@ -32,6 +32,8 @@ CASES = {
     "nemotron without biases": ({"positions": "rotary", "bias": False}, "NemotronForCausalLM"),
     "gpt2": ({"positions": "learned", "activation": "gelu"}, "GPT2LMHeadModel"),
     "gpt2 without biases": ({"positions": "learned", "activation": "gelu", "bias": False}, "GPT2LMHeadModel"),
+    "experts": ({"experts": 4, "active_experts": 2}, "CompletePForCausalLM"),
+    "llama with experts": (LLAMA | {"experts": 4}, "CompletePForCausalLM"),
     "no positions": ({"positions": "none", "activation": "gelu"}, "CompletePForCausalLM"),
 }
 

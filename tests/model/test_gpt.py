@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from completep import UserError
+from completep import UserError, parametrize
 from completep.model.gpt import alibi_slopes, gpt
 from tests.rules.training import tokens, worst
 
@@ -29,7 +29,7 @@ def naive(model, ids: Tensor) -> Tensor:
             x = x + model.positions.weight[: len(row)]
         for block in model.blocks:
             x = x + branch * attend(block.attention, norm(block.attention_norm, x, c), c)
-            x = x + branch * feed(block.mlp, norm(block.mlp_norm, x, c), c)
+            x = x + branch * (mix if c.experts else feed)(block.mlp, norm(block.mlp_norm, x, c), c)
         out.append(logit * norm(model.final_norm, x, c) @ model.unembedding.weight.T)
     return torch.stack(out)
 
@@ -88,6 +88,74 @@ def feed(m, x, c):
         g = linear(m.gate, x)
         h = g * torch.sigmoid(g) * h
     return linear(m.down, h)
+
+
+def nonlinear(h, g, c):
+    if c.activation == "relu2":
+        return h.clamp_min(0) ** 2
+    return h * 0.5 * (1 + torch.erf(h / math.sqrt(2))) if g is None else g * torch.sigmoid(g) * h
+
+
+def mix(m, x, c):
+    """Token by token: the experts with the largest scores, each times the sigmoid of its score."""
+    rows = []
+    for row in x:
+        scores = m.router.weight @ row
+        made = torch.zeros_like(row)
+        for expert in scores.argsort(descending=True)[: c.active_experts]:
+            e = m.experts
+            h, g = row @ e.up[expert], None if e.gate is None else row @ e.gate[expert]
+            made = made + torch.sigmoid(scores[expert]) / c.active_experts * (nonlinear(h, g, c) @ e.down[expert])
+        rows.append(made if m.shared is None else made + feed(m.shared, row, c))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize(("activation", "active", "shared"), list(itertools.product(ACTIVATIONS, (1, 3), (0, 2))))
+def test_a_mixture_of_experts_is_what_its_config_says(activation, active, shared):
+    options = {"head_size": 16, "experts": 6, "active_experts": active, "shared_experts": shared, "expert_width": 24}
+    model = gpt(64, 2, 61, activation=activation, **options).double()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.normal_(0.05, 0.3)
+    model.set_multipliers(branch=0.3, logits=0.7)
+    ids = tokens(0, batch=2, time=7)
+    with torch.no_grad():
+        assert worst(model(ids), naive(model, ids)) < 1e-9
+    model(ids).square().mean().backward()
+    assert model.blocks[0].mlp.router.weight.grad.abs().max() > 0  # also with one active expert
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"experts": 1}, "experts=1"),
+        ({"experts": 4, "active_experts": 5}, "there are 4 experts"),
+        ({"active_experts": 2}, "there are 0 experts"),
+        ({"shared_experts": 1}, "shared_experts=1 without experts"),
+        ({"expert_width": 8}, "expert_width=8 without experts"),
+        ({"experts": 4, "active_experts": 0}, "active_experts=0"),
+        ({"experts": -2}, "experts=-2"),
+        ({"experts": 4, "expert_width": 0}, "expert_width=0"),
+    ],
+)
+def test_mixtures_that_make_no_sense_are_refused(options, what):
+    with pytest.raises(UserError, match=what) as e:
+        gpt(64, 2, 61, head_size=16, **options)
+    assert e.value.fix
+
+
+def test_the_rules_of_a_mixture():
+    def build(width, depth):
+        return gpt(width, depth, 61, head_size=16, experts=8, active_experts=2, shared_experts=1)
+
+    scaling = parametrize(build(64, 6), base=lambda: build(32, 2))
+    found = {r.template: str(r.role) for r in scaling.parameters.values()}
+    assert found["blocks.*.mlp.router.weight"] == "router"
+    assert found["blocks.*.mlp.experts.up"] == found["blocks.*.mlp.experts.down"] == "expert weight"
+    assert found["blocks.*.mlp.shared.down.weight"] == "hidden weight"
+    settings = scaling.settings("blocks.0.mlp.router.weight")
+    assert (settings.lr, settings.eps) == (0.5, pytest.approx(1 / 3))
+    assert scaling.factors() == {"branch": pytest.approx(1 / 3), "logits": 0.5}
 
 
 @pytest.mark.parametrize(

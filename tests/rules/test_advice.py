@@ -172,6 +172,7 @@ def dinov2(width, depth):
 
 
 NO_ADVICE = {
+    "value head": ValueHead,
     "layer scale": with_block(GateBlock),
     "bare layer scale": with_block(BareGateBlock),
     "mamba": mamba,
@@ -185,7 +186,6 @@ ADVICE = {
     "bare vectors": with_block(Decay),
     "bare matrices": with_block(BareMatrices),
     "unused": Untrained,
-    "value head": ValueHead,
     "bare readout": BareReadout,
     "oddity": ZOO["oddity"],
 }
@@ -276,11 +276,13 @@ def test_a_role_for_matrices_on_a_vector_is_refused_with_one_that_works():
     assert roles(scaling)["blocks.*.gain"] is Role.BLOCK_NORM
 
 
-def test_a_matrix_with_a_role_for_vectors_keeps_its_values():
-    model = Model(64, 4)
-    before = model.blocks[0].up.weight.detach().clone()
-    parametrize(model, base=lambda: Model(32, 2), roles={"*.up.weight": Role.BLOCK_NORM}).init_(0.1)
-    assert torch.equal(model.blocks[0].up.weight, before)
+def test_a_matrix_with_a_role_for_vectors_is_refused_with_one_that_works():
+    with pytest.raises(
+        UserError, match=r"given Role\.BLOCK_NORM, but it is multiplied with activations as a matrix"
+    ) as e:
+        parametrize(Model(64, 4), base=lambda: Model(32, 2), roles={"*.up.weight": Role.BLOCK_NORM})
+    assert e.value.fix == "use Role.HIDDEN"
+    parametrize(Model(64, 4), base=lambda: Model(32, 2), roles={"*.up.weight": Role.HIDDEN})
 
 
 def test_a_style_that_is_refused_names_one_that_works():

@@ -30,7 +30,9 @@ ADAM = {
     "expert weight": ("N**-0.5", "1/N * L**(a-1)", "N", "1/N * L**-a"),
     "router": ("N**-0.5", "1/N * L**(a-1)", "N", "1/N * L**-a"),
     "hidden bias": ("1", "L**(a-1)", "1", "1/N * L**-a"),
+    "block table": ("1", "L**(a-1)", "1", "1/N * L**-a"),
     "block vector": ("1", "L**(a-1)", "1", "1/N * L**-a"),
+    "stream scale": ("1", "1/L", "1", "1"),
     "block norm": ("1", "L**(a-1)", "1", "1/N * L**-a"),
     "QK norm": ("1", "L**(a-1)", "1", "L**-a"),
     "final norm": ("1", "1", "1", "1/N"),
@@ -46,7 +48,9 @@ SGD = {
     "expert weight": ("N**-0.5", "L**(2*a-1)", "L**-a", "1"),
     "router": ("N**-0.5", "L**(2*a-1)", "L**-a", "1"),
     "hidden bias": ("1", "N * L**(2*a-1)", "1", "1"),
+    "block table": ("1", "N * L**(2*a-1)", "1/N * L**-a", "1"),
     "block vector": ("1", "N * L**(2*a-1)", "1", "1"),
+    "stream scale": ("1", "1/L", "1", "1"),
     "block norm": ("1", "N * L**(2*a-1)", "1", "1"),
     "QK norm": ("1", "L**(2*a-1)", "1", "1"),
     "final norm": ("1", "N", "1/N", "1"),
@@ -119,7 +123,7 @@ def test_mup_does_scale_weight_decay_and_epsilon(N, L):
 
 @given(N=ratios, L=ratios)
 def test_completep_learning_rates_are_depth_free(N, L):
-    for role in Role:
+    for role in set(Role) - {Role.STREAM_SCALE}:
         assert COMPLETEP.rule(role).lr(N, L) == COMPLETEP.rule(role).lr(N, 1.0)
 
 
@@ -188,7 +192,9 @@ TRAITS = {
     "expert weight": ("random", True, True, True, "stream", "matrix"),
     "router": ("random", True, True, True, "stream", "matrix"),
     "hidden bias": ("constant", False, False, True, "stream", "vector"),
+    "block table": ("random", True, True, True, "stream", "vector"),
     "block vector": ("constant", False, False, True, "stream", "vector"),
+    "stream scale": ("constant", False, False, False, "stream", "fixed"),
     "block norm": ("constant", False, False, True, "stream", "vector"),
     "QK norm": ("constant", False, False, True, "stream", "fixed"),
     "final norm": ("constant", False, False, False, "logits", "vector"),
