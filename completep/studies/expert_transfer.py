@@ -76,7 +76,7 @@ STUDY = listed(
         claim="Not in the paper. Jiang et al. (arXiv 2601.20205) find that it stays, over both.",
         decision=(
             "At every depth and number of experts, the regret of the base's best η under CompleteP: PASS if its whole "
-            "90 % interval over seeds is below 0.5 % of the loss; FAIL if it is above, or if it is open and the optimum "
+            "90 % interval over seeds is below 0.5 % of the loss; FAIL if it is above, or open and the optimum "
             "has moved by more than half an octave (Holm). Agrees if CompleteP passes."
         ),
         axes={
