@@ -159,9 +159,9 @@ def settled(chosen: Sweep[Detail], experiment: Experiment, store: Store) -> tupl
     """The experiment with what was tuned at the base, and the losses there."""
     tuned, losses = chosen.tuned(experiment, store)
     if tuned.tuning:
-        raise UserError(
-            f"the runs at the base that tune {' and '.join(tuned.tuning)} are not all done", fix="run the study again"
-        )
+        done = store.results(trial.task for trial in chosen.tuning_trials(experiment))
+        what = f"the runs that tune {' and '.join(tuned.tuning)} are not all done"
+        raise UserError(what if done else "no run of this study is done yet", fix="run the study first")
     return tuned, losses
 
 

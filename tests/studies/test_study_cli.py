@@ -7,14 +7,24 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from completep.cli import main
+from completep.studies.design import read_words
+from completep.studies.run import settled, study_at, study_named
+from completep.studies.scale import LAPTOP, SCALES
+from completep.sweep.store import Store
 
 pytestmark = pytest.mark.slow
-FEW = ["--set", "depth=2", "lr=2^-7,2^-6,2^-5", "seed=0", "rules=completep"]
+TUNED = ("base_lr=2^-6", "base_std=0.1")  # given, so that nothing is tuned at the base first
+FEW = ["--set", "depth=2", "lr=2^-7,2^-6,2^-5", "seed=0", "rules=completep", *TUNED]
+
+
+def store(folder):
+    return Store(folder / "store")
 
 
 def run(capsys, *words):
@@ -51,13 +61,12 @@ def test_runs_that_two_studies_share_are_there_for_both(out, capsys):
     assert code == 0
     done = {row["study"]: row["done"] for row in json.loads(said)["studies"]}
     assert done["lr-transfer"] == 3
-    assert done["dynamics"] == 1  # η = 2^-6 at depth 2
-    assert done["init-transfer"] == 1
+    assert done["dynamics"] == done["init-transfer"] == 3  # all three tune at the base
     assert done["shape"] == 0
 
 
 def test_curves_of_dynamics_come_from_what_is_there(out, capsys):
-    words = ["--set", "depth=2", "lr=2^-6", "seed=0", "rules=completep", "--out", out]
+    words = ["--set", "depth=2", "lr_factor=1", "seed=0", "rules=completep", *TUNED, "--out", out]
     _, said, _ = run(capsys, "study", "dynamics", "--dry-run", "--json", *words)
     assert [r["status"] for r in json.loads(said)["runs"]] == ["done"]
 
@@ -67,12 +76,34 @@ def test_dry_run_says_runs_flops_and_time(tmp_path, capsys):
     plan = json.loads(said)
     assert code == 0
     assert plan["points"] == 3 * 3 * 7 * 3
-    assert len(plan["runs"]) == 147  # the base's runs are shared
+    assert len(plan["runs"]) == 147 + 30  # the base's runs are shared; 30 more tune it
     assert plan["flops"] == pytest.approx(sum(r["flops"] for r in plan["runs"]))
     assert plan["seconds_left"] == pytest.approx(plan["flops_left"] / plan["flops_per_second"] / plan["workers"])
     code, said, _ = run(capsys, "study", "shape", "--scale", "paper", "--dry-run", "--out", tmp_path)
     assert "9.37e+21 FLOPs" in said  # 25 shapes, three parameterizations, shared where they are one
     assert not any(tmp_path.glob("store/*/run.json"))
+
+
+def test_a_study_tunes_at_its_base_first(tmp_path, monkeypatch, capsys):
+    """Two values at the base; the better one is used by the study's own run, and by the report."""
+    monkeypatch.setitem(SCALES, "laptop", replace(LAPTOP, tokens=30 * 1024, validation=8192))
+    axes = ["--set", "depth=2", "lr_factor=2", "seed=0", "rules=completep", "base_lr=2^-12,2^-6", "base_std=0.1"]
+    code, said, _ = run(capsys, "report", "dynamics", *axes, "--out", tmp_path)
+    assert code == 2
+    code, _, said = run(capsys, "study", "dynamics", *axes, "--out", tmp_path)
+    assert code == 2  # trained, and then one depth has nothing to compare with
+    assert "one depth has nothing to compare with" in said
+    lrs = sorted(json.loads(p.read_text())["hyperparameters"]["lr"] for p in tmp_path.glob("store/*/run.json"))
+    assert lrs == [2**-12, 2**-6, 2 * 2**-6]
+    study = study_named("dynamics")
+    experiment, losses = settled(
+        study, study_at("dynamics", "laptop", read_words(axes[1:]), None, None), store(tmp_path)
+    )
+    assert experiment.scale.lr == 2**-6
+    assert losses.sort("loss")["base_lr"].to_list() == [2**-6, 2**-12]
+    code, _, said = run(capsys, "study", "dynamics", "--set", "base_lr=fast")
+    assert code == 2
+    assert "base_lr=fast" in said
 
 
 def test_the_list_names_every_study(capsys):
@@ -146,7 +177,18 @@ def start(*words, **options):
 @pytest.mark.parametrize("most", [20_000, 400_000])
 def test_a_full_disk_is_reported_and_with_space_the_same_command_continues(tmp_path, most):
     """Files may not grow past so much, as on a full disk: the log of a run that fails, or its weights."""
-    words = ("study", "lr-transfer", "--set", "depth=2", "lr=2^-6", "seed=0", "rules=completep", "--out", tmp_path)
+    words = (
+        "study",
+        "lr-transfer",
+        "--set",
+        "depth=2",
+        "lr=2^-6",
+        "seed=0",
+        "rules=completep",
+        *TUNED,
+        "--out",
+        tmp_path,
+    )
     full = start(*words, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)))
     said = full.communicate(timeout=300)[1].replace("\n", " ")
     assert full.returncode == 2
@@ -162,7 +204,7 @@ def test_a_full_disk_is_reported_and_with_space_the_same_command_continues(tmp_p
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "kill"])
 def test_a_stop_saves_and_the_same_command_continues(tmp_path, number):
-    axes = ("depth=4", "lr=2^-7,2^-6,2^-5", "seed=0", "rules=completep")
+    axes = ("depth=4", "lr=2^-7,2^-6,2^-5", "seed=0", "rules=completep", *TUNED)
     words = ("study", "lr-transfer", "--set", *axes, "--out", tmp_path)
     study = start(*words)
     while study.poll() is None and not list(tmp_path.glob("store/*/metrics.jsonl")):
@@ -182,7 +224,17 @@ def test_a_stop_saves_and_the_same_command_continues(tmp_path, number):
 
 
 def test_nothing_is_concluded_from_half_a_study(out, capsys):
-    words = ["--set", "depth=2", "lr=2^-7,2^-6,2^-5", "seed=0,1,2", "rules=completep", "--out", str(out), "--json"]
+    words = [
+        "--set",
+        "depth=2",
+        "lr=2^-7,2^-6,2^-5",
+        "seed=0,1,2",
+        "rules=completep",
+        *TUNED,
+        "--out",
+        str(out),
+        "--json",
+    ]
     assert run(capsys, "report", "lr-transfer", *words)[0] == 0
     _, said, _ = run(capsys, "report", "lr-transfer", *words)
     answer = json.loads(said)
@@ -192,7 +244,7 @@ def test_nothing_is_concluded_from_half_a_study(out, capsys):
 
 def test_a_study_that_cannot_be_judged_yet_is_not_finished(out, capsys):
     """One depth of dynamics is done; two are needed for a verdict."""
-    words = ["--set", "depth=2,8", "lr=2^-6", "seed=0", "rules=completep", "--out", str(out), "--json"]
+    words = ["--set", "depth=2,8", "lr_factor=1", "seed=0", "rules=completep", *TUNED, "--out", str(out), "--json"]
     code, said, _ = run(capsys, "report", "dynamics", *words)
     assert code == 0
     assert json.loads(said)["agreement"] == "not finished"
@@ -210,9 +262,7 @@ def test_a_folder_that_is_a_file_is_an_error(tmp_path, capsys):
 def test_brackets_in_a_failed_runs_output_stay_brackets(tmp_path, capsys):
     from completep.cli.board import Watch
     from completep.studies.lr_transfer import STUDY
-    from completep.studies.scale import LAPTOP
     from completep.sweep.engine import Event
-    from completep.sweep.store import Store
 
     trials = STUDY.trials(STUDY.at(LAPTOP))[:1]
     with Watch("lr-transfer", "lr")(trials, Store(tmp_path), False) as on_event:
