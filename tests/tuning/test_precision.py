@@ -71,7 +71,7 @@ def test_right_models_pass_more_often_and_wrong_ones_do_not():
     wrong, _, _ = shares(noise, AT_LIMIT, 8, count)
     assert wrong <= 0.1  # 5 % is meant
     _, found, _ = shares(noise, 2 * AT_LIMIT, 8, count)
-    assert found >= 0.9
+    assert found >= 0.8
 
 
 def test_little_noise_asks_for_nothing_and_too_much_is_said():
