@@ -81,6 +81,9 @@ def test_derive_says_what_the_loss_says(few, monkeypatch):
     assert result.confirmed is not None
     assert "At the level of the loss" in str(result)
     assert result.to_json()["loss"]["word"] == result.confirmed.word
-    moved = lambda source, setting, steps, t: 2.0 + 0.1 * (t.octave - (t.shape.width > 16)) ** 2 + 0.001 * t.seed  # noqa: E731
+
+    def moved(source, setting, steps, trial):
+        return 2.0 + 0.1 * (trial.octave - (trial.shape.width > 16)) ** 2 + 0.001 * trial.seed
+
     monkeypatch.setattr(confirming, "last_loss", moved)
     assert derive(family, **grid, parameters="*.up.weight", confirm=(32, 1)).verdict != "PASS"
