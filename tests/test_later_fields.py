@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from completep.config import GPTConfig, Hyperparameters, Run, Schedule, run_from_json, run_id, to_json
 
-BEFORE = "219bfee23278"  # the identity of this run before mixtures of experts were added
+BEFORE = "3568b72045c9"  # the identity of this run before mixtures of experts were added
 
 
 def run(**options):

@@ -316,7 +316,7 @@ def _find_limit(source: Source, rules: Rules, setting: Setting, *, near_limit: b
         smaller = 0.8 * NEAR / rho
         scale_(subject, {t: smaller if t in subject.writers else 1.0 for t in subject.anatomy.parts}.__getitem__)
         scale, rho = scale * smaller, branch_share(subject, batch)
-    finite = near_limit and state.logits < math.inf
-    logits, trained = (min(1.0, most / state.logits) if finite else 1.0 for most in (SMALL, SMALL_TRAINED))
+    known = near_limit and 0 < state.logits < math.inf
+    logits, trained = (min(1.0, most / state.logits) if known else 1.0 for most in (SMALL, SMALL_TRAINED))
     heads = {row.template: row.head_size for row in _attentions(subject)}
     return Limit(source.base, first, scale, logits, trained, heads)

@@ -12,7 +12,7 @@ from completep.train.loop import train
 from completep.train.records import read_metrics
 from tests.train.runs import EVERY_STEP, small_data, small_run
 
-SPARSE = GPTConfig(32, 3, 256, 16, experts=4, active_experts=2, expert_width=48, shared_experts=1)
+SPARSE = GPTConfig(32, 3, 256, 8, experts=4, active_experts=2, expert_width=48, shared_experts=1)
 
 
 @pytest.fixture(scope="module")
