@@ -51,7 +51,7 @@ WORDS = [
     "lr-transfer", "shape", "laziness", "coordinates", "lr=2^-8", "depth=2", "depth=1e300", "lr=-8^0.5", "seed=0,0",
     "seed=",
     "=", "a=", "=b", "width=[]", "width=32", "width='", "depth=" + "9" * 400, "--", "-", "-h", "--json", "laptop",
-    "paper", "bytes",
+    "desk", "paper", "torch", "bytes",
     "none", "None", "True", "auto", "folded", "status", "model.py:model", "model.py:linear", "model.py:nothing",
     "model.py:torch",
     "model.py:", ":model", "os:system", "builtins:exit",
@@ -65,9 +65,9 @@ PLACES = [
 ]  # fmt: skip
 # A run of two steps: 32 × 1 on a tiny corpus.
 RUN = Run(
-    GPTConfig(32, 1, 256, 16), Hyperparameters(0.01, 0.1), Schedule(2, 1), 2, 16, base=Shape(32, 1),
+    GPTConfig(32, 1, 256, 8), Hyperparameters(0.01, 0.1), Schedule(2, 1), 2, 16, base=Shape(32, 1),
 )  # fmt: skip
-TINY = ["--width", "32", "--depth", "1", "--head-size", "16", "--tokens", "64", "--batch", "2", "--sequence", "16"]
+TINY = ["--width", "32", "--depth", "1", "--head-size", "8", "--tokens", "64", "--batch", "2", "--sequence", "16"]
 TINY += ["--base-shape", "32", "1", "--data", "corpus", "--peak", "1e12"]
 
 
