@@ -143,6 +143,7 @@ def study(
     how = replace(HOW, micro_batch=micro_batch)
     tuning = chosen.tuning_trials(experiment, how, ranks)
     if tuning:
+        chosen.trials(experiment, how, ranks)  # an impossible setting is an error before anything runs
         conduct(tuning, store, make_backend(engine, workers, address), watch=watch)
     experiment, tuned = settled(chosen, experiment, store)
     trials = chosen.trials(experiment, how, ranks)
