@@ -115,7 +115,9 @@ def test_what_does_not_belong_together_is_refused(trained, tmp_path, damage):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"text", gzip.compress(b"text"), gzip.compress(FORMAT.encode() + b"\n{}")[:-9]]
+    "content",
+    [b"", b"text", gzip.compress(b"text"), gzip.compress(FORMAT.encode() + b"\n{}")[:-9]],
+    ids=["empty", "text", "no format", "cut off"],
 )
 def test_what_is_no_pack_is_refused(tmp_path, content):
     (tmp_path / "file.gz").write_bytes(content)
