@@ -223,9 +223,17 @@ def _check_writers(writers: list[Leaf], stacks: tuple[Stack, ...]) -> None:
 
 
 def _refuse_outer_matrix(leaf: Leaf, t: Trace, stacks: tuple[Stack, ...]) -> None:
-    """A linear layer outside the blocks may read inputs and embeddings. There is no rule for one that reads blocks."""
+    """A linear layer outside the blocks may read inputs, or embeddings as wide as the stream, but nothing of blocks.
+
+    Where embeddings have a width of their own (OPT's word_embed_proj_dim), their rows and a tied readout would need it.
+    """
     node = t.inputs[leaf.site].grad_fn if leaf.site in t.inputs else None
-    if node is not None and from_blocks(node, t, stacks):
+    if node is None or leaf.site is None:
+        return
+    if t.inputs[leaf.site].shape[-1] != t.outputs[leaf.site].shape[-1]:
+        what = f"'{leaf.site}' is a matrix outside the blocks between embeddings and a stream of another width"
+        raise UserError(what, fix="use embeddings as wide as the stream (for OPT: word_embed_proj_dim = hidden_size)")
+    if from_blocks(node, t, stacks):
         what = f"'{leaf.site}' is a matrix outside the blocks that reads what blocks made, and the stream takes it in"
         raise UserError(what, fix="put it into a block, where it is part of a branch, or build the model without it")
 

@@ -218,6 +218,28 @@ def test_the_width_is_that_of_the_stream():
     assert scaling.settings("blocks.0.up.weight").lr == 0.5
 
 
+class Factorised(Model):
+    """Embeddings of a width of their own, tied to the readout through a layer."""
+
+    def __init__(self, width, depth):
+        super().__init__(width, depth)
+        self.table, self.rise = nn.Embedding(VOCABULARY, 16), nn.Linear(16, width)
+        self.dense, self.norm2 = nn.Linear(width, 16), nn.LayerNorm(16)
+        self.head = nn.Linear(16, VOCABULARY, bias=False)
+        self.head.weight = self.table.weight
+
+    def embed(self, ids):
+        return self.rise(self.table(ids))
+
+    def forward(self, ids):
+        return self.head(self.norm2(F.gelu(self.dense(self.norm(self.run(self.embed(ids)))))))
+
+
+def test_embeddings_of_another_width_are_refused():
+    with pytest.raises(UserError, match=r"'rise' is a matrix outside the blocks between embeddings and a stream"):
+        scale(Factorised)
+
+
 # -- norms without a module --------------------------------------------------------------------------
 
 
