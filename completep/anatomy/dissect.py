@@ -109,6 +109,11 @@ def dissect(specimen: nn.Module, example: Example, writers: Sequence[str] | None
     inner.sort(key=lambda n: not any(s.pattern.fullmatch(n) for s in stacks))  # errors should name whole blocks first
     readers = tuple(n for n in inner if n in t.inputs and t.inputs[n].grad_fn in walked.stream)
     carriers = tuple(n for n in inner if t.nodes[n] in walked.stream)
+    if not readers:
+        what = "no module of the blocks is given what the readout reads, before the last norms and layers"
+        raise UserError(
+            what, fix="let the readout read the stream after the last block, through norms and nn.Linear only"
+        )
     sites = {leaf.site for leaf in walked.entries}
     tables = [s for s in find_tables(specimen, stacks) if not any(s.pattern.match(site) for site in sites if site)]
     found = (walked.writers, walked.entries, walked.norms, walked.normed, walked.scales)

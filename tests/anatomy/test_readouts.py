@@ -73,7 +73,51 @@ class RawValue(ValueHead):
         return self.head(self.norm(x)), self.value(x)
 
 
+class Bounded(ValueHead):
+    """A nonlinearity follows the value."""
+
+    def forward(self, ids):
+        logits, value = super().forward(ids)
+        return logits, torch.sigmoid(value)
+
+
 KINDS = [ValueHead, TiedValue, ValueFirst, Twins, OwnNorm, DeepValue, RawValue]
+
+
+def test_a_bounded_value_is_a_readout():
+    _, scaling = scale(Bounded)
+    assert scaling.factors() == {"branch": 0.25, "logits head": 0.5, "logits value": 0.5}
+
+
+class Returned(TiedValue):
+    """What the final norm returns is a result itself, beside a tied readout."""
+
+    def forward(self, ids):
+        x = self.norm(self.run(self.embed(ids)))
+        return self.head(x), self.value(x), x
+
+
+def test_a_norm_that_is_returned_holds_no_multiplier():
+    scale(Returned)
+    with pytest.raises(UserError, match="the logits multiplier cannot be folded"):
+        scale(Returned, style="folded")
+
+
+class Pooled(Model):
+    """Attention pooling over tokens before the readout."""
+
+    def __init__(self, width, depth):
+        super().__init__(width, depth)
+        self.query = nn.Parameter(torch.randn(width))
+
+    def forward(self, ids):
+        x = self.norm(self.run(self.embed(ids)))
+        return self.head(((x @ self.query).softmax(-1)[..., None] * x).sum(1))
+
+
+def test_a_pool_between_norm_and_readout_is_refused():
+    with pytest.raises(UserError, match="no module of the blocks is given what the readout reads"):
+        scale(Pooled)
 
 
 def trained(kind, style, steps=3):
