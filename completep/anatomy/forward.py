@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from completep.anatomy.heads import Attention, Recorder
 from completep.anatomy.kinds import is_product
+from completep.anatomy.names import plain
 from completep.anatomy.proof import randomise_, set_parameters_, set_stream_scales_
 from completep.anatomy.roles import Anatomy
 from completep.anatomy.specimen import LARGEST_SPECIMEN, Base, guess_example, on_meta, reduced, runnable, size
@@ -123,7 +124,7 @@ def _may_make_queries(model: nn.Module, name: str, anatomy: Anatomy) -> bool:
 
 def _result_biases(model: nn.Module, anatomy: Anatomy) -> dict[str, float]:
     """Biases of results at 0, where a nonlinearity after them, such as a sigmoid, has one slope at every size."""
-    traits = {name: anatomy.part(name).role.trait for name, _ in model.named_parameters()}
+    traits = {name: anatomy.part(plain(name)).role.trait for name, _ in model.named_parameters()}
     return {name: 0.0 for name, t in traits.items() if t.acts_on == "logits" and t.fan == "fixed"}
 
 
