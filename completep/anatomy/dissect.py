@@ -109,6 +109,11 @@ def dissect(specimen: nn.Module, example: Example, writers: Sequence[str] | None
     inner.sort(key=lambda n: not any(s.pattern.fullmatch(n) for s in stacks))  # errors should name whole blocks first
     readers = tuple(n for n in inner if n in t.inputs and t.inputs[n].grad_fn in walked.stream)
     carriers = tuple(n for n in inner if t.nodes[n] in walked.stream)
+    if not readers:
+        what = "no module of the blocks is given what the readout reads, before the last norms and layers"
+        raise UserError(
+            what, fix="let the readout read the stream after the last block, through norms and nn.Linear only"
+        )
     sites = {leaf.site for leaf in walked.entries}
     tables = [s for s in find_tables(specimen, stacks) if not any(s.pattern.match(site) for site in sites if site)]
     found = (walked.writers, walked.entries, walked.norms, walked.normed, walked.scales)
@@ -223,9 +228,17 @@ def _check_writers(writers: list[Leaf], stacks: tuple[Stack, ...]) -> None:
 
 
 def _refuse_outer_matrix(leaf: Leaf, t: Trace, stacks: tuple[Stack, ...]) -> None:
-    """A linear layer outside the blocks may read inputs and embeddings. There is no rule for one that reads blocks."""
+    """A linear layer outside the blocks may read inputs, or embeddings as wide as the stream, but nothing of blocks.
+
+    Where embeddings have a width of their own (OPT's word_embed_proj_dim), their rows and a tied readout would need it.
+    """
     node = t.inputs[leaf.site].grad_fn if leaf.site in t.inputs else None
-    if node is not None and from_blocks(node, t, stacks):
+    if node is None or leaf.site is None:
+        return
+    if t.inputs[leaf.site].shape[-1] != t.outputs[leaf.site].shape[-1]:
+        what = f"'{leaf.site}' is a matrix outside the blocks between embeddings and a stream of another width"
+        raise UserError(what, fix="use embeddings as wide as the stream (for OPT: word_embed_proj_dim = hidden_size)")
+    if from_blocks(node, t, stacks):
         what = f"'{leaf.site}' is a matrix outside the blocks that reads what blocks made, and the stream takes it in"
         raise UserError(what, fix="put it into a block, where it is part of a branch, or build the model without it")
 

@@ -147,6 +147,8 @@ def _ways_from(d: Dissection, norm: str) -> set[Node]:
 def _others_read(d: Dissection, norm: str) -> bool:
     """True if something else than a matrix reads what a norm returns: it would see the multiplier in its gain."""
     ways = _ways_from(d, norm)
+    if any(result.grad_fn in ways for result in d.trace.results.values()):  # forward returns it
+        return True
     return any(set(below(node)) & ways and node not in ways and not MATMULS.search(op(node)) for node in graph(d.trace))
 
 

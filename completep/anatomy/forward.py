@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from completep.anatomy.heads import Attention, Recorder
 from completep.anatomy.kinds import is_product
+from completep.anatomy.names import plain
 from completep.anatomy.proof import randomise_, set_parameters_, set_stream_scales_
 from completep.anatomy.roles import Anatomy
 from completep.anatomy.specimen import LARGEST_SPECIMEN, Base, guess_example, on_meta, reduced, runnable, size
@@ -53,6 +54,7 @@ def _measure(model: nn.Module, anatomy: Anatomy, example: Example | None) -> For
         for weight in {outlet.weight for outlet in anatomy.outlets}:
             model.get_parameter(weight).mul_(1e-2)  # small logits, where a soft-cap does nothing
     inside = {n: own for n, m in model.named_modules() if isinstance(m, nn.Linear) and (own := _inside(m)) != 1.0}
+    set_parameters_(model, _result_biases(model, anatomy))
     set_parameters_(model, _open_gates(model, anatomy))
     set_parameters_(model, _zero_writers(model, anatomy))
     # A table may scale its rows itself, so its own gradient counts. Of an input projection, its output is taken.
@@ -118,6 +120,12 @@ def _may_make_queries(model: nn.Module, name: str, anatomy: Anatomy) -> bool:
     single = not any(True for _ in module.children()) and any(True for _ in module.parameters())
     attention = isinstance(module, nn.MultiheadAttention)
     return not attention and (single or is_product(module) or anatomy.template(name) in anatomy.norms)
+
+
+def _result_biases(model: nn.Module, anatomy: Anatomy) -> dict[str, float]:
+    """Biases of results at 0, where a nonlinearity after them, such as a sigmoid, has one slope at every size."""
+    traits = {name: anatomy.part(plain(name)).role.trait for name, _ in model.named_parameters()}
+    return {name: 0.0 for name, t in traits.items() if t.acts_on == "logits" and t.fan == "fixed"}
 
 
 def _open_gates(model: nn.Module, anatomy: Anatomy) -> dict[str, float]:

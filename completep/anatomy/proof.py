@@ -18,6 +18,7 @@ from completep.anatomy.blocks import is_expert
 from completep.anatomy.calls import Call
 from completep.anatomy.dissect import Dissection
 from completep.anatomy.modes import training_without_dropout
+from completep.anatomy.names import plain
 from completep.anatomy.readouts import Head
 from completep.anatomy.roles import Part
 from completep.anatomy.stream import Leaf, used_parameters
@@ -59,7 +60,7 @@ def set_stream_scales_(model: nn.Module, part: Callable[[str], Part]) -> None:
     """Numbers that multiply the stream take their first values, at which the stream passes unchanged."""
     starts: dict[str, Tensor | float] = {}
     for name, parameter in model.named_parameters():
-        own = part(name)
+        own = part(plain(name))
         if own.values is not None and len(own.values) == parameter.numel():
             starts[name] = torch.tensor(own.values).view_as(parameter)
         elif own.values is not None and own.constant is not None:  # one number per layer, in another number of layers

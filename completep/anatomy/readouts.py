@@ -76,7 +76,7 @@ def find_heads(t: Trace, stacks: Sequence[Stack]) -> tuple[Head, tuple[Head, ...
     further = {}
     for tensor in t.results.values():
         assert tensor.grad_fn is not None
-        readout = _readout_at(tensor.grad_fn, t)
+        readout = _readout_at(tensor.grad_fn, t, through_any=True)
         if not isinstance(readout, Readout) or readout.node == found.node or in_stack(readout.weight, stacks):
             continue
         if set(t.model.get_parameter(readout.weight).shape) != {
@@ -110,8 +110,11 @@ def _of_module(site: str, t: Trace, node: Node, scale: str | None = None) -> Rea
     return Readout(site, t.parameters[id(module.weight)], name, node, scale)
 
 
-def _readout_at(node: Node, t: Trace) -> Readout | Node:
-    """The last matrix before a result, or the operation that stands in the way."""
+def _readout_at(node: Node, t: Trace, through_any: bool = False) -> Readout | Node:
+    """The last matrix before a result, or the operation that stands in the way.
+
+    With `through_any`, operations on one tensor do not, such as the sigmoid of a value.
+    """
     bias = scale = None
     while True:
         site = t.site_of(node)
@@ -130,7 +133,8 @@ def _readout_at(node: Node, t: Trace) -> Readout | Node:
         if (temperature := _temperature(node, t)) is not None and scale is None:
             node, scale = temperature
             continue
-        transparent = (passes(node) or op(node) == "Add" or SOFTCAP.search(op(node))) and len(children) == 1
+        known = passes(node) or op(node) == "Add" or SOFTCAP.search(op(node))
+        transparent = (known or through_any) and len(children) == 1
         if module is not None or not transparent:
             return node
         node = children[0]

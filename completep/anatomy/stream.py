@@ -166,8 +166,24 @@ def _scaled(node: Node, t: Trace, stacks: Sequence[Stack]) -> tuple[Node, str] |
         return None
     stream = [end for end in sources(behind) if end not in t.made_by and op(end) in ("Add", "Sub", "Mul")]
     sums = all(op(end) != "Mul" or _scaled(end, t, stacks) is not None for end in stream)
-    whole = len(stream) == len(sources(behind)) and sums and not _ends_in_products(behind, t)
+    branch = _ends_in_products(behind, t) and not _has_table(behind, t)
+    whole = len(stream) == len(sources(behind)) and sums and not branch
     return (behind, name) if whole or not from_blocks(behind, t, stacks) else None
+
+
+def _has_table(root: Node, t: Trace) -> bool:
+    """True if a sum of products has an embedding among its terms: then it is the stream after the first block."""
+    todo, seen = [root], {root}
+    while todo:
+        node = todo.pop()
+        if node in t.made_by:
+            if isinstance(t.made_by[node].module, nn.Embedding):
+                return True
+            continue
+        new = [child for child in below(node) if child not in seen]
+        seen.update(new)
+        todo += new
+    return False
 
 
 def _nearest_parameters(node: Node, t: Trace) -> list[str]:

@@ -142,6 +142,26 @@ def test_gains_for_every_feature_of_the_stream_are_refused():
         scaled(kind=PerFeature)
 
 
+class ScaledOutside(NanoChat):
+    """The numbers multiply what a block returns."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.table(ids)
+        for i, block in enumerate(self.blocks):
+            x = self.keep[i] * block(x, self.values[str(i)](ids) if str(i) in self.values else None)
+        return self.head(norm(x))
+
+    def __init__(self, width, depth):
+        super().__init__(width, depth)
+        del self.mix
+
+
+def test_numbers_on_what_blocks_return():
+    _, scaling = scaled(kind=ScaledOutside)
+    assert roles(scaling)["keep"] is Role.STREAM_SCALE
+    assert scaling.parameters["blocks.0.down.weight"].fold == 0.25
+
+
 def nanochat(width, depth):
     return NanoChat(width, depth)
 

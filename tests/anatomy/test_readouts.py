@@ -73,7 +73,51 @@ class RawValue(ValueHead):
         return self.head(self.norm(x)), self.value(x)
 
 
+class Bounded(ValueHead):
+    """A nonlinearity follows the value."""
+
+    def forward(self, ids):
+        logits, value = super().forward(ids)
+        return logits, torch.sigmoid(value)
+
+
 KINDS = [ValueHead, TiedValue, ValueFirst, Twins, OwnNorm, DeepValue, RawValue]
+
+
+def test_a_bounded_value_is_a_readout():
+    _, scaling = scale(Bounded)
+    assert scaling.factors() == {"branch": 0.25, "logits head": 0.5, "logits value": 0.5}
+
+
+class Returned(TiedValue):
+    """What the final norm returns is a result itself, beside a tied readout."""
+
+    def forward(self, ids):
+        x = self.norm(self.run(self.embed(ids)))
+        return self.head(x), self.value(x), x
+
+
+def test_a_norm_that_is_returned_holds_no_multiplier():
+    scale(Returned)
+    with pytest.raises(UserError, match="the logits multiplier cannot be folded"):
+        scale(Returned, style="folded")
+
+
+class Pooled(Model):
+    """Attention pooling over tokens before the readout."""
+
+    def __init__(self, width, depth):
+        super().__init__(width, depth)
+        self.query = nn.Parameter(torch.randn(width))
+
+    def forward(self, ids):
+        x = self.norm(self.run(self.embed(ids)))
+        return self.head(((x @ self.query).softmax(-1)[..., None] * x).sum(1))
+
+
+def test_a_pool_between_norm_and_readout_is_refused():
+    with pytest.raises(UserError, match="no module of the blocks is given what the readout reads"):
+        scale(Pooled)
 
 
 def trained(kind, style, steps=3):
@@ -216,6 +260,28 @@ def test_the_width_is_that_of_the_stream():
     assert scaling.parameters["dense.weight"].m_N == 2
     assert scaling.factors()["logits"] == 1.0
     assert scaling.settings("blocks.0.up.weight").lr == 0.5
+
+
+class Factorised(Model):
+    """Embeddings of a width of their own, tied to the readout through a layer."""
+
+    def __init__(self, width, depth):
+        super().__init__(width, depth)
+        self.table, self.rise = nn.Embedding(VOCABULARY, 16), nn.Linear(16, width)
+        self.dense, self.norm2 = nn.Linear(width, 16), nn.LayerNorm(16)
+        self.head = nn.Linear(16, VOCABULARY, bias=False)
+        self.head.weight = self.table.weight
+
+    def embed(self, ids):
+        return self.rise(self.table(ids))
+
+    def forward(self, ids):
+        return self.head(self.norm2(F.gelu(self.dense(self.norm(self.run(self.embed(ids)))))))
+
+
+def test_embeddings_of_another_width_are_refused():
+    with pytest.raises(UserError, match=r"'rise' is a matrix outside the blocks between embeddings and a stream"):
+        scale(Factorised)
 
 
 # -- norms without a module --------------------------------------------------------------------------
