@@ -196,7 +196,7 @@ def _grid(name: str, text: str, kind: Kind, first: float, last: float, step: flo
     if not step > 0 or (last - first) / step > MOST:
         raise UserError(
             f"{name}={text!r}: a step of {step:g} does not make 2 to {MOST} values",
-            fix=f"leave the step out, or give one above 0 such as {name}={text.split(':')[0]}:0.5",
+            fix=f"leave the step out, or give one above 0 such as {name}={text.rpartition(':')[0]}:0.5",
         )
     count = int((last - first) / step + 1e-9) + 1
     places = [first + i * step for i in range(count)]
