@@ -222,7 +222,8 @@ def test_only_tasks_with_an_accuracy(monkeypatch):
 
 @pytest.mark.slow
 def test_the_downstream_study_takes_the_runs_that_are_there(items, tmp_path, capsys, monkeypatch):
-    words = ["--set", "shape=16x1", "rules=completep,mup", "seed=0", "--items", str(items), "--out", str(tmp_path)]
+    axes = ["shape=32x1", "rules=completep,mup", "seed=0", "base_lr=2^-6", "base_std=0.1"]
+    words = ["--set", *axes, "--items", str(items), "--out", str(tmp_path)]
     assert main(["study", "downstream", *words, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert {row["task"] for row in answer["table"]} == {*TASKS, "average"}

@@ -16,7 +16,16 @@ from completep.studies.design import Measurement
 from completep.studies.result import StudyResult, run_settings
 from completep.studies.run import known_studies, study_named
 from completep.studies.scale import LAPTOP
-from tests.studies.frames import dynamics_frame, eps_frame, grid_frame, shape_frame, tau_frame, transfer_frame
+from tests.studies.frames import (
+    dynamics_frame,
+    eps_frame,
+    expert_frame,
+    grid_frame,
+    optimal_frame,
+    shape_frame,
+    tau_frame,
+    transfer_frame,
+)
 
 pytestmark = pytest.mark.slow
 DRIFT = {"mup": -0.5, "alpha=0.5": 0.5, "completep": 0.0}
@@ -49,6 +58,8 @@ def losses(name):
         "horizon": lambda: shape_frame(dict.fromkeys(DRIFT, 0.0)),
         "downstream": scores,
         "init-transfer": lambda: transfer_frame(DRIFT).rename({"lr": "std"}),
+        "lr-transfer-compute-optimal": lambda: optimal_frame(DRIFT, 3, 2.0),
+        "expert-transfer": lambda: expert_frame({"mup": 2.0}),
     }
     return frames.get(name, lambda: with_divergence(transfer_frame(DRIFT)))()
 
@@ -220,9 +231,9 @@ def test_settings_name_what_varies_and_what_does_not():
     study = study_named("lr-transfer")
     settings = run_settings([study.run(LAPTOP, point) for point in study.at(LAPTOP).points()])
     assert settings["depths"] == "2, 8, 32"
-    assert settings["base (width × depth)"] == "64 × 2"
-    assert settings["steps"] == "150"
-    assert settings["data"].startswith("Python's own source, as bytes")
+    assert settings["base (width × depth)"] == "32 × 2"
+    assert settings["steps"] == "400"
+    assert settings["data"].startswith("the sources of Python, as bytes")
     assert json.dumps(settings)
 
 

@@ -112,3 +112,14 @@ def downstream_frame(scores, error=0.5):
             for j, t in enumerate(("piqa", "boolq"))
         ]
     )
+
+
+def expert_frame(shift):
+    """Bowls whose best lr moves by some octaves per doubling of depth or experts, with a little noise over seeds."""
+    rows = []
+    for rules, depth, experts, e, seed in product(("mup", "completep"), (2, 8), (4, 16), range(-9, -2), range(3)):
+        here = -6 + shift.get(rules, 0.0) * (depth / 2 - 1 + experts / 4 - 1) / 3
+        loss = 2.0 + 0.02 * (e - here) ** 2 + 0.001 * seed + 1e-4 * ((seed * 7 + e) % 3)
+        point = {"rules": rules, "depth": depth, "experts": experts, "lr": 2.0**e, "seed": seed}
+        rows.append({**point, "width": 64, "loss": loss})
+    return pl.DataFrame(rows)

@@ -1,6 +1,5 @@
 """The study of a mixture of experts: its runs, a small run of the whole, and verdicts on losses that are known."""
 
-import polars as pl
 import pytest
 
 from completep import study
@@ -8,6 +7,7 @@ from completep.config import Shape, run_id
 from completep.studies import expert_transfer
 from completep.studies.expert_transfer import STUDY
 from completep.studies.scale import LAPTOP
+from tests.studies.frames import expert_frame
 
 
 def points(**values):
@@ -24,25 +24,14 @@ def test_its_sizes_are_depth_and_experts_times_four():
     assert len(points(rules="completep", depth=2, experts=4, lr=2**-6)) == 3  # seeds
 
 
-def frame(shift):
-    """Bowls whose best lr moves by some octaves per doubling of depth or experts, with a little noise over seeds."""
-    rows = []
-    for p in points():
-        here = -6 + shift.get(p.text("rules"), 0.0) * (p.whole("depth") / 2 - 1 + p.whole("experts") / 4 - 1) / 3
-        x = pl.Series([p.number("lr")]).log(2)[0]
-        loss = 2.0 + 0.02 * (x - here) ** 2 + 0.001 * p.whole("seed")
-        rows.append({**dict(p), "width": 64, "loss": loss + 1e-4 * ((p.whole("seed") * 7 + int(x)) % 3)})
-    return pl.DataFrame(rows)
-
-
 def test_the_verdict_sees_a_drift_over_either_axis():
     experiment = STUDY.at(LAPTOP)
-    steady = expert_transfer.find(experiment, frame({"mup": 2.0}))
+    steady = expert_transfer.find(experiment, expert_frame({"mup": 2.0}))
     assert steady.agreement == "agrees"
     words = {t.rules: t.word for t in steady.detail}
     assert words == {"completep": "PASS", "mup": "FAIL"}
     assert set(steady.table["experts"]) == {4, 16}
-    drifting = expert_transfer.find(experiment, frame({"completep": 2.0}))
+    drifting = expert_transfer.find(experiment, expert_frame({"completep": 2.0}))
     assert drifting.agreement == "does not agree"
     assert steady.detail[0].base == Shape(4, 2)
 
