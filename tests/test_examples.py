@@ -100,7 +100,7 @@ def test_it_trains_like_a_plain_loop(name, kind, settings):
     build, target, base, loss = kind()
     assert printed == pytest.approx(plain(build(*target), lambda: build(*base), loss, **settings), abs=5e-3)
     other = plain(build(*target), lambda: build(*base), loss, one_rate=True, **settings)
-    assert abs(other[1] - printed[1]) > 2e-2
+    assert abs(other[1] - printed[1]) > 1e-2  # twice what is allowed above
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ ones in greyscale too.
 
 import hashlib
 import math
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Literal, cast
@@ -14,7 +15,7 @@ import altair as alt
 import polars as pl
 
 from completep.report.document import Figure, Json
-from completep.report.escape import visible
+from completep.report.escape import harmless
 from completep.rules.table import display_name
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ MOST_TICKS = 20
 MOST_POINTS = 30  # on a line; more would touch each other
 LOSS = "validation loss (nats per token)"
 Kind = Literal["svg", "png", "pdf"]
+# Vega reads `\x1b` in a title as an escape again, and an SVG with a control character in it cannot be read.
+NO_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 SHARED = ("$schema", "config", "datasets", "params")
 SCHEMA = "_".join(alt.SCHEMA_VERSION.split(".")[:2])  # of Vega-Lite: v6_1
 
@@ -45,17 +48,19 @@ SCHEMA = "_".join(alt.SCHEMA_VERSION.split(".")[:2])  # of Vega-Lite: v6_1
 def chart(figure: Figure) -> Json:
     """All panels in one picture, as Vega-Lite. What a panel shares with others stands at the top."""
     panels = [_own_names(panel, f"_{i}") for i, panel in enumerate(figure.specs)]
-    return {
-        "$schema": panels[0]["$schema"],
-        "config": panels[0]["config"],
-        "datasets": {name: rows for panel in figure.specs for name, rows in cast(Json, panel["datasets"]).items()},
-        "params": [param for panel in panels for param in cast(list[Json], panel.get("params", []))],
-        "concat": [{k: v for k, v in panel.items() if k not in SHARED} for panel in panels],
-        "columns": figure.columns,
-        "spacing": 22,
-        "resolve": {"scale": dict.fromkeys(("color", "shape", "opacity"), "independent")},
-        "title": {"text": visible(figure.title), "anchor": "start", "fontSize": 15},
-    }
+    return harmless(
+        {
+            "$schema": panels[0]["$schema"],
+            "config": panels[0]["config"],
+            "datasets": {name: rows for panel in figure.specs for name, rows in cast(Json, panel["datasets"]).items()},
+            "params": [param for panel in panels for param in cast(list[Json], panel.get("params", []))],
+            "concat": [{k: v for k, v in panel.items() if k not in SHARED} for panel in panels],
+            "columns": figure.columns,
+            "spacing": 22,
+            "resolve": {"scale": dict.fromkeys(("color", "shape", "opacity"), "independent")},
+            "title": {"text": figure.title, "anchor": "start", "fontSize": 15},
+        }
+    )
 
 
 def _own_names(panel: Json, suffix: str) -> Json:
@@ -82,7 +87,7 @@ def pictures(figure: Figure, kinds: Sequence[Kind]) -> dict[Kind, bytes]:
     """The figure as the bytes of several files: drawn once as SVG, from which the others are made."""
     import vl_convert
 
-    svg = vl_convert.vegalite_to_svg(chart(figure), vl_version=SCHEMA)
+    svg = NO_XML.sub("\ufffd", vl_convert.vegalite_to_svg(chart(figure), vl_version=SCHEMA))
     made: dict[Kind, Callable[[], bytes]] = {
         "svg": svg.encode,
         "png": lambda: bytes(vl_convert.svg_to_png(svg, scale=2)),

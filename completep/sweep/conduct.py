@@ -52,8 +52,13 @@ def conduct(
     tasks = distinct(trials)
     store.write_index(tasks)
     present = len(store.results(tasks))
-    with watch(trials, store, search != "grid") as on_event, sigterm_interrupts(), closing(backend):
-        engine = Engine(store, backend, on_event, fail_fast)
+    with watch(trials, store, search != "grid") as on_event, interruptible() as stop, closing(backend):
+
+        def note(event: Event) -> None:
+            on_event(event)
+            stop.again()
+
+        engine = Engine(store, backend, note, fail_fast)
         if not isinstance(search, str):
             ran, failed = search(engine, trials)
         elif search == "grid":
@@ -71,17 +76,34 @@ def conduct(
     return Conducted(tuple(ran), tuple(failed), len(tasks), present)
 
 
+@dataclass
+class Stop:
+    """Whether a signal has asked to stop. Python drops an exception that comes while an object is finalised."""
+
+    asked: bool = False
+
+    def again(self) -> None:
+        """Stop now, if that was asked for and the exception was lost."""
+        if self.asked:
+            raise KeyboardInterrupt
+
+
 @contextmanager
-def sigterm_interrupts() -> Iterator[None]:
-    def stop(number: int, frame: object) -> None:
+def interruptible() -> Iterator[Stop]:
+    """SIGTERM and SIGINT raise KeyboardInterrupt."""
+    stop = Stop()
+
+    def interrupt(number: int, frame: object) -> None:
+        stop.asked = True
         raise KeyboardInterrupt
 
     try:
-        old = signal.signal(signal.SIGTERM, stop)
+        old = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGINT)}
     except ValueError:  # not the main thread: its owner handles signals
-        yield
+        yield stop
         return
     try:
-        yield
+        yield stop
     finally:
-        signal.signal(signal.SIGTERM, old)
+        for number, handler in old.items():
+            signal.signal(number, handler)

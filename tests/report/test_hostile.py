@@ -91,6 +91,13 @@ def test_figures_draw_names_as_text():
     assert pictures(figure, ("png", "pdf"))["png"].startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("name", ["\x1b[31mred", "a\x00b", "\x7f", "\x85"], ids=ascii)
+def test_a_picture_is_drawn_whatever_characters_a_name_has(name):
+    """An SVG with a control character in it is no XML, and nothing makes a PNG of it."""
+    figure = transfer(sweep(["completep"], name), hyperparameter=name).document().figures()[0]
+    assert pictures(figure, ("png",))["png"].startswith(b"\x89PNG")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "column", ["lr", "a.b[0]", "a['b']", 'x"y', "</script><script>document.title='owned'</script>"]

@@ -80,7 +80,7 @@ def test_dry_run_says_runs_flops_and_time(tmp_path, capsys):
     assert plan["flops"] == pytest.approx(sum(r["flops"] for r in plan["runs"]))
     assert plan["seconds_left"] == pytest.approx(plan["flops_left"] / plan["flops_per_second"] / plan["workers"])
     code, said, _ = run(capsys, "study", "shape", "--scale", "paper", "--dry-run", "--out", tmp_path)
-    assert "9.37e+21 FLOPs" in said  # 25 shapes, three parameterizations, shared where they are one
+    assert "2.81e+22 FLOPs" in said  # 25 shapes, three parameterizations, shared where they are one, three seeds
     assert not any(tmp_path.glob("store/*/run.json"))
 
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,10 +14,12 @@ from pathlib import Path
 import pytest
 
 from completep.errors import UserError
+from completep.sweep.conduct import conduct
 from completep.sweep.devices import available_memory
 from completep.sweep.engine import Engine, Event, attempt
 from completep.sweep.local import Local
 from completep.sweep.store import Store
+from completep.sweep.task import Point, Trial
 from completep.sweep.training import Training
 from tests.sweep.tasks import HOW, Script, engine, training
 from tests.train.runs import small_data, small_run
@@ -221,3 +224,26 @@ def test_impossible_settings_are_refused_at_once(data, tmp_path):
         training(data, ranks=0)
     with pytest.raises(UserError, match="micro_batch=0"):
         Training.of(small_run(data), replace(HOW, micro_batch=0))
+
+
+def test_an_interruption_that_python_drops_still_stops(tmp_path):
+    """Python ignores KeyboardInterrupt in a finaliser. Here the watcher drops it; the next event stops all the same."""
+    seen = []
+
+    @contextmanager
+    def deaf(trials, store, at_most):
+        def on_event(event):
+            seen.append(event.kind)
+            if len(seen) == 1:
+                with suppress(KeyboardInterrupt):
+                    os.kill(os.getpid(), signal.SIGINT)
+                    time.sleep(30)
+
+        yield on_event
+
+    store = Store(tmp_path)
+    store.open()
+    trials = [Trial(Point(number=i), Script(str(i))) for i in range(4)]
+    with pytest.raises(KeyboardInterrupt):
+        conduct(trials, store, Local(1), watch=deaf)
+    assert seen == ["started"]
