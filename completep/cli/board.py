@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 24
 TO_BRACKET = 3.5  # runs that bracket a minimum, on average
+TOO_EARLY = 0.05  # share of the cost; the first and smallest runs are mostly start-up, which says little about the rest
 
 
 @dataclass
@@ -97,6 +98,8 @@ class Board:
             left = max(0, self.expected - len(self.ended)) * mean
         elif self.at_most and self.swept is not None:
             left = self.likely_left(self.swept)
+        if self.spent < TOO_EARLY * (self.spent + left):
+            return None
         begun = sum(task.cost for task, _ in self.running.values()) / 2  # on average they are half done
         return max(0.0, left - begun) * (time.monotonic() - self.began) / (self.spent + begun)
 
