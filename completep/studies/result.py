@@ -56,7 +56,7 @@ class StudyResult(Result):
         parts: list[Part] = [
             Verdict(conclusion.agreement, f"Here: {conclusion.sentence}."),
             Text(f"The paper: {study.claim}"),
-            Text(f"Decided before it was run: {study.decision}"),
+            Text(f"What counts as agreement: {study.decision}"),
             *conclusion.figures,
             Table.of_frame("Numbers", named(conclusion.table)),
             Facts("Settings", self.settings, page_only=True),
