@@ -1,7 +1,7 @@
 """The figures of the checks: coordinates, laziness, transfer. Frames and verdicts in, figures out."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -15,7 +15,8 @@ from completep.rules.table import Role, display_name
 if TYPE_CHECKING:
     from completep.measure import diagnosis
     from completep.measure.grid import Coordinates
-    from completep.measure.linearization import LazyVerdict
+    from completep.measure.linearization import LazyVerdict, Place, TermVerdict
+    from completep.measure.stream_limit import Growth
     from completep.measure.survey import Survey
     from completep.report.document import Panel
 
@@ -135,44 +136,110 @@ def _blamed(findings: Sequence[Finding], rules: str, axis: Axis) -> str:
     return "all roles pass" if all(f.word == "PASS" for f in roles) else "no role fails, some are unclear"
 
 
-def laziness_figure(frame: pl.DataFrame, verdicts: "Sequence[LazyVerdict]", name: str = "laziness") -> Figure:
-    """Median and quartiles over seeds; triangles where float32 would have overflowed."""
-    import altair as alt
+LAZY_TITLES: "Mapping[Place, str]" = {
+    "block": "After the block that moves",
+    "last layer": "After the last layer",
+    "output": "Output",
+}
 
+
+def laziness_figure(frame: pl.DataFrame, verdicts: "Sequence[LazyVerdict]", name: str = "laziness") -> Figure:
+    """A panel per place: median and quartiles over seeds; triangles where float32 would have overflowed."""
     from completep.report import charts
 
-    labels = {v.rules: _lazy_label(v) for v in verdicts}
-    points = frame.group_by("rules", "depth", maintain_order=True).agg(
+    points = frame.group_by("rules", "place", "depth", maintain_order=True).agg(
         low=pl.col("ratio").quantile(0.25),
         middle=pl.col("ratio").median(),
         high=pl.col("ratio").quantile(0.75),
         overflows=pl.col("overflows").any(),
     )
-    points = points.with_columns(line=pl.col("rules").replace_strict(labels))
-    low, high = charts.positive_span(pl.concat([points["low"], points["high"].rename("low")]))
-    symbol = "|Δh - Δh_lin| / |Δh_lin|"
-    x = charts.size_x("depth", sorted(frame["depth"].unique().to_list()), "depth L (blocks)")
-    y = charts.y_axis("middle", symbol, log=True, domain=(low / 1.2, high * 1.2), form="~e")
-    legend = alt.Legend(labelLimit=320, symbolOpacity=1)
-    scale = alt.Scale(domain=list(labels.values()), range=charts.rules_colours(list(labels)))
-    colour = alt.Color("line:N", title=None, scale=scale, legend=legend)
-    title = "Median and quartiles over seeds; ▲ the forward pass overflows float32"
-    hidden = charts.hiding("line", title)
+    points = charts.labelled(points)
+    span = charts.positive_span(pl.concat([points["low"], points["high"].rename("low")]))
+    places = points["place"].unique(maintain_order=True).to_list()
+    panels = [
+        _lazy_panel(points.filter(pl.col("place") == place), [v for v in verdicts if v.place == place], span, i == 0)
+        for i, place in enumerate(places)
+    ]
+    return Figure(name, "How nonlinearly does a block still learn?", tuple(panels))
+
+
+def _lazy_panel(
+    points: pl.DataFrame, verdicts: "Sequence[LazyVerdict]", span: tuple[float, float], first: bool
+) -> "Panel":
+    import altair as alt
+
+    from completep.report import charts
+
+    symbol = "|Δh - Δh_lin| / |Δh_lin|" if first else None
+    x = charts.size_x("depth", sorted(points["depth"].unique().to_list()), "depth L (blocks)")
+    y = charts.y_axis("middle", symbol, log=True, domain=(span[0] / 1.2, span[1] * 1.2), form="~e")
+    colour = charts.by_rules([v.rules for v in verdicts])
+    title = LAZY_TITLES[points["place"][0]]
+    why = ", ".join(f"{display_name(v.rules)} L^{v.slope.value:+.2f}" for v in verdicts if v.slope)
+    why += "; ▲ overflows float32" if points["overflows"].any() else ""
+    hidden = charts.hiding("label", title)
     base = alt.Chart(points).encode(x=x, color=colour, opacity=charts.shown(hidden))
     band = base.mark_area().encode(opacity=charts.shown(hidden, 0.2), y=alt.Y("low:Q", title=symbol), y2="high:Q")
     line = base.mark_line().encode(y=y).add_params(hidden)
     shapes = alt.Scale(domain=[False, True], range=["circle", "triangle-up"])
     marks = base.mark_point(filled=True).encode(
         size=alt.condition("datum.overflows", alt.value(150), alt.value(45)),
-        y=y, shape=alt.Shape("overflows:N", scale=shapes, legend=None), tooltip=["rules:N", "depth:Q", "middle:Q"],
+        y=y, shape=alt.Shape("overflows:N", scale=shapes, legend=None), tooltip=["label:N", "depth:Q", "middle:Q"],
     )  # fmt: skip
-    panel = charts.panel(band, line, marks, title=title, width=460)
-    return Figure(name, "How nonlinearly does a block still learn?", (panel,))
+    return charts.panel(band, line, marks, title=title, why=why)
 
 
-def _lazy_label(v: "LazyVerdict") -> str:
-    slope = f"  L^{v.slope.value:+.2f}" if v.slope else ""
-    return f"{display_name(v.rules)}{slope} {v.word}"
+def terms_figure(frame: pl.DataFrame, verdicts: "Sequence[TermVerdict]", name: str = "terms") -> Figure:
+    """A panel per parameterization: the first terms of a block's Taylor series over depth, as geometric means."""
+    from completep.report import charts
+
+    points = frame.group_by("rules", "order", "depth", maintain_order=True).agg(size=pl.col("size").log().mean().exp())
+    low, high = charts.positive_span(points["size"])
+    orders = sorted(points["order"].unique().to_list())
+    colour = charts.by_order("order", "order k", orders)
+    x = charts.size_x("depth", sorted(points["depth"].unique().to_list()), "depth L (blocks)")
+    panels: list[Panel] = []
+    for rules in points["rules"].unique(maintain_order=True):
+        own = [v for v in verdicts if v.rules == rules]
+        y = charts.y_axis(
+            "size", None if panels else "size of the term", log=True, domain=(low / 2, high * 2), form="~e"
+        )
+        why = ", ".join(f"L^{v.slope.value:+.2f} (derived {v.derived:+.2f})" for v in own if v.slope)
+        title = f"{display_name(rules)}: {worst(v.word for v in own)}"
+        tips = charts.tips("order:O", "depth:Q", size=".3g")
+        part = points.filter(pl.col("rules") == rules)
+        panels.append(charts.lines(part, x, y, colour, "order", title, tips, why=why))
+    return Figure(name, "How fast does each order of a block's learning fall with depth?", tuple(panels))
+
+
+def growth_figure(growths: "Sequence[Growth]", name: str = "stream-limit") -> Figure:
+    """How far the stream of an untrained ReLU network grows: measured with intervals, and the paper's formula."""
+    import altair as alt
+
+    from completep.report import charts
+
+    rows = [
+        {"rules": g.rules, "depth": g.depth, "measured": g.measured, "low": g.interval.low, "high": g.interval.high,
+         "derived": g.derived}
+        for g in growths if math.isfinite(g.measured)
+    ]  # fmt: skip
+    points = charts.labelled(pl.DataFrame(rows))
+    low, high = charts.positive_span(points["measured"])
+    x = charts.size_x("depth", sorted(points["depth"].unique().to_list()), "depth L (blocks)")
+    domain = (low / 1.1, min(high, 100) * 1.1)
+    y = charts.y_axis("measured", "H^L / H^0", log=True, domain=domain)
+    colour = charts.by_rules(points["rules"].unique(maintain_order=True).to_list())
+    title = "Points: measured, with 90 % intervals; lines: [1 + σ²/2 · L^(-2α)]^L"
+    hidden = charts.hiding("label", title)
+    base = alt.Chart(points).encode(x=x, color=colour, opacity=charts.shown(hidden))
+    derived = charts.y_axis("derived", None, log=True, domain=domain)
+    line = base.mark_line(clip=True).encode(y=derived).add_params(hidden)
+    bars = base.mark_rule(clip=True).encode(y=alt.Y("low:Q", title=None), y2="high:Q")
+    tips = charts.tips("label:N", "depth:Q", measured=".4g", derived=".4g")
+    marks = base.mark_point(filled=True, size=45, clip=True).encode(y=y, tooltip=tips)
+    return Figure(
+        name, "Does the stream keep its size at init?", (charts.panel(line, bars, marks, title=title, width=460),)
+    )
 
 
 def transfer_figure(frame: pl.DataFrame, transfers: Sequence[Transfer], name: str, title: str) -> Figure:

@@ -20,9 +20,9 @@ WIDTHS: Mapping[Network, int] = {"two-matrix": paper.LAZY_WIDTH, "transformer": 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Laziness(Result):
-    """The slope of |Δh - Δh_lin| / |Δh_lin| over depth, per parameterization."""
+    """The slope of |Δh - Δh_lin| / |Δh_lin| over depth, per parameterization and place."""
 
-    frame: pl.DataFrame  # a row per rules, depth and seed
+    frame: pl.DataFrame  # a row per rules, depth, seed and place
     verdicts: tuple[LazyVerdict, ...]
 
     slug = "laziness"
@@ -32,7 +32,7 @@ class Laziness(Result):
         return worst(v.word for v in self.verdicts)
 
     def document(self) -> Document:
-        words = tuple(Verdict(v.word, display_name(v.rules) + (f": {v.why}" if v.why else "")) for v in self.verdicts)
+        words = tuple(said(self.verdicts, rules) for rules in dict.fromkeys(v.rules for v in self.verdicts))
         table = laziness_table(self.verdicts)
         figure = laziness_figure(self.frame, self.verdicts)
         return Document("Does a block still learn nonlinearly?", (*words, table, figure), "completep check laziness")
@@ -44,10 +44,20 @@ class Laziness(Result):
         return {"verdict": self.verdict, "verdicts": [asdict(v) for v in self.verdicts]}
 
 
+def said(verdicts: Sequence[LazyVerdict], rules: str) -> Verdict:
+    """The worst of one parameterization, with where it is found unless that is everywhere."""
+    own = [v for v in verdicts if v.rules == rules]
+    word = worst(v.word for v in own)
+    these = [v for v in own if v.word == word]
+    where = "" if len(these) == len(own) else f" ({', '.join(v.place for v in these)})"
+    return Verdict(word, display_name(rules) + (f": {these[0].why}{where}" if these[0].why else ""))
+
+
 def laziness_table(verdicts: Sequence[LazyVerdict]) -> Table:
     rows = [
         {
             "rules": display_name(v.rules),
+            "at": v.place,
             "slope": f"{v.slope.value:+.3f}" if v.slope else "–",
             "90 % interval": f"{v.slope.low:+.3f} … {v.slope.high:+.3f}" if v.slope else "",
             "verdict": v.word,

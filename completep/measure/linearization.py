@@ -2,18 +2,22 @@
 
     |Δh - Δh_lin| / |Δh_lin|
 
-Δh is how far one step of a block's weights moves the stream after it; Δh_lin is the exact directional derivative along
-that step (torch.func.jvp, float64). The step is Adam's first, the sign of the gradient, so that ΔW = Θ(L^(alpha-1)) as
-the rules demand. Both matrices of a block move. The paper's appendix moves one, but the output is *exactly* linear in
-either one alone.
+Δh is how far one step of a block's weights moves the stream after that block, the stream after the last block, or the
+output; Δh_lin is the exact directional derivative along that step (torch.func.jvp, float64). The step is Adam's first,
+the sign of the gradient, so that ΔW = Θ(L^(alpha-1)) as the rules demand. Both matrices of a block move. The paper's
+appendix moves one, but the output is *exactly* linear in either one alone.
+
+Order by order, the paper says that the k-th term of the Taylor series of a block is Θ(L^-alpha · L^(k (alpha-1))):
+`taylor_terms` measures them in a block of the decoder.
 """
 
 import importlib.util
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import polars as pl
@@ -29,13 +33,16 @@ from completep.measure.subject import python_bytes
 from completep.measure.words import Progress, Word, quiet
 from completep.model.gpt import gpt
 from completep.rules.parametrize import parametrize
-from completep.rules.table import Role, Rules
+from completep.rules.table import Role, Rules, rules_named
 from completep.stats import Slope, log_slope
 
 Moving = Literal["both", "second"]
 Network = Literal["two-matrix", "transformer"]
-FLAT = 0.15  # a slope within this of zero is not lazy; under CompleteP the decoder's is -0.07 at depths that can be run
+FLAT = 0.15  # a slope within this of the derived one is as derived; under CompleteP zero, and the decoder's is -0.07
 FIRST = 16  # the smallest depth that is fitted; in shallower networks the stream has not settled
+Place = Literal["block", "last layer", "output"]  # where Δh is measured; the block is the one that moves
+PLACES: tuple[Place, ...] = get_args(Place)
+ORDERS = (1, 2, 3)
 FLOAT32_MAX = float(torch.finfo(torch.float32).max)
 # 600 handwritten digits, 8 × 8 (Alpaydin & Kaynak 1998, UCI, CC BY 4.0).
 DIGITS = Path(__file__).parent / "digits.csv.gz"
@@ -44,11 +51,12 @@ IMAGES = "give a .csv or .csv.gz: pixels, then the label, one image per line"
 
 @dataclass(frozen=True)
 class Lazy:
-    """One depth and seed."""
+    """One depth, seed and place."""
 
     rules: str
     depth: int
     seed: int
+    place: Place
     ratio: float  # |Δh - Δh_lin| / |Δh_lin|
     overflows: bool  # the forward pass leaves float32's range
 
@@ -103,7 +111,7 @@ def two_matrix_network(
     weights = [(draw(width, width), draw(width, width)) for _ in range(max(depths))]
     for depth in depths:
         for r in rules:
-            yield _one_depth(r, depth, seed, x, y, readout, weights[:depth], lr, moving)
+            yield from _one_depth(r, depth, seed, x, y, readout, weights[:depth], lr, moving)
 
 
 def _one_depth(
@@ -116,7 +124,7 @@ def _one_depth(
     weights: list[tuple[Tensor, Tensor]],
     lr: float,
     moving: Moving,
-) -> Lazy:
+) -> Iterator[Lazy]:
     c, step = rules.branch(1, depth), lr * rules.rule(Role.HIDDEN).lr(1, depth)
     middle = depth // 2
 
@@ -126,66 +134,130 @@ def _one_depth(
         return h
 
     before = run(x, weights[:middle])
+    # Logits of order one at any depth, so that the loss has a gradient even where the stream explodes.
+    size = run(before, weights[middle:]).square().mean().sqrt()
 
-    def after(first: Tensor, second: Tensor) -> Tensor:
-        return run(before, [(first, second)])
+    def after(first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
+        own = run(before, [(first, second)])
+        last = run(own, weights[middle + 1 :])
+        return own, last, (last / size) @ readout.T
 
     first, second = (w.clone().requires_grad_() for w in weights[middle])
-    h = run(after(first, second), weights[middle + 1 :])
-    # Logits of order one at any depth, so that the loss has a gradient even where the stream explodes.
-    logits = (h / h.detach().square().mean().sqrt()) @ readout.T
+    _, last, logits = after(first, second)
     grads = torch.autograd.grad(F.cross_entropy(logits, y), (first, second))
     moves = tuple(-step * g.sign() * (moving == "both" or g is grads[1]) for g in grads)
-    return _lazy(rules, depth, seed, after, weights[middle], moves, not float(h.detach().abs().max()) <= FLOAT32_MAX)
+    overflows = not float(last.detach().abs().max()) <= FLOAT32_MAX
+    return _lazy(rules, depth, seed, after, weights[middle], moves, overflows)
 
 
 def _lazy(
     rules: Rules,
     depth: int,
     seed: int,
-    after: Callable[..., Tensor],
+    after: Callable[..., tuple[Tensor, ...]],
     start: tuple[Tensor, ...],
     moves: tuple[Tensor, ...],
     overflows: bool,
-) -> Lazy:
+) -> Iterator[Lazy]:
     with torch.no_grad():
         before, linear = jvp(after, start, moves)  # type: ignore[misc]
-        change = after(*(w + m for w, m in zip(start, moves, strict=True))) - before
-        ratio = float((change - linear).norm() / linear.norm())
-    return Lazy(rules.key, depth, seed, ratio, overflows)
+        moved = after(*(w + m for w, m in zip(start, moves, strict=True)))
+        for place, old, new, derivative in zip(PLACES, before, moved, linear, strict=True):
+            ratio = float((new - old - derivative).norm() / derivative.norm())
+            yield Lazy(rules.key, depth, seed, place, ratio, overflows)
 
 
-def transformer_block(
+@dataclass(frozen=True)
+class Moved:
+    """One block of the decoder on real text, and Adam's first step of all its parameters."""
+
+    block: Callable[..., Tensor]  # from the block's parameters to the stream after it
+    rest: Callable[[Tensor], tuple[Tensor, Tensor]]  # from there to the stream after the last block, and the logits
+    start: tuple[Tensor, ...]
+    moves: tuple[Tensor, ...]
+
+    def after(self, *values: Tensor) -> tuple[Tensor, ...]:
+        own = self.block(*values)
+        return own, *self.rest(own)
+
+
+def moved_block(
     rules: Rules, depth: int, seed: int, *, width: int = 64, lr: float = 2**-12, std: float = 0.06, base_depth: int = 2
-) -> Lazy:
-    """The same for one block of the paper's decoder on real text; all parameters of the block move."""
+) -> Moved:
     model = gpt(width, depth, 256, head_size=16)
     scaling = parametrize(model, base=lambda: gpt(width, base_depth, 256, head_size=16), rules=rules)
     model.double()
     scaling.init_(std, seed=seed)
     tokens = python_bytes(4 * 33, seed * 4 * 33).view(4, 33)
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
-    block = model.blocks[depth // 2]
+    middle = depth // 2
+    block = model.blocks[middle]
     named = dict(block.named_parameters())
+    loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+    grads = torch.autograd.grad(loss, tuple(named.values()))
+    optimizer = torch.optim.AdamW(scaling.param_groups(lr))
+    rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    moves = tuple(-rates[id(p)] * g.sign() for p, g in zip(named.values(), grads, strict=True))
+    with torch.no_grad():
+        x = model.embedding(inputs)
+        place = torch.arange(inputs.shape[1])[None]
+        mask = model.mask(place, None, x.dtype)
+        for earlier in model.blocks[:middle]:
+            x = earlier(x, mask, place)
+
+    def own(*values: Tensor) -> Tensor:
+        stream: Tensor = functional_call(block, dict(zip(named, values, strict=True)), (x, mask, place))
+        return stream
+
+    def rest(stream: Tensor) -> tuple[Tensor, Tensor]:
+        for later in model.blocks[middle + 1 :]:
+            stream = later(stream, mask, place)
+        return stream, model.unembedding(model.final_norm(stream))
+
+    return Moved(own, rest, tuple(p.detach() for p in named.values()), moves)
+
+
+def transformer_block(rules: Rules, depth: int, seed: int, *, width: int = 64, lr: float = 2**-12) -> list[Lazy]:
+    """The same for one block of the paper's decoder on real text; all parameters of the block move."""
     with sdpa_kernel(SDPBackend.MATH):  # the only kernel with a forward derivative
-        loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
-        grads = torch.autograd.grad(loss, tuple(named.values()))
-        optimizer = torch.optim.AdamW(scaling.param_groups(lr))
-        rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
-        moves = tuple(-rates[id(p)] * g.sign() for p, g in zip(named.values(), grads, strict=True))
-        start = tuple(p.detach() for p in named.values())
-        with torch.no_grad():
-            x = model.embedding(inputs)
-            place = torch.arange(inputs.shape[1])[None]
-            mask = model.mask(place, None, x.dtype)
-            for earlier in model.blocks[: depth // 2]:
-                x = earlier(x, mask, place)
+        moved = moved_block(rules, depth, seed, width=width, lr=lr)
+        return list(_lazy(rules, depth, seed, moved.after, moved.start, moved.moves, False))
 
-        def after(*values: Tensor) -> Tensor:
-            moved: Tensor = functional_call(block, dict(zip(named, values, strict=True)), (x, mask, place))
-            return moved
 
-        return _lazy(rules, depth, seed, after, start, moves, False)
+@dataclass(frozen=True)
+class Term:
+    """The norm of one term of the Taylor series of a block's output along Adam's first step."""
+
+    rules: str
+    depth: int
+    seed: int
+    order: int
+    size: float
+
+
+def taylor_terms(rules: Rules, depth: int, seed: int, *, width: int = 64, lr: float = 2**-12) -> list[Term]:
+    """Of the decoder's middle block, by nested forward derivatives."""
+    moved = moved_block(rules, depth, seed, width=width, lr=lr)
+
+    def derivative(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def along(*values: Tensor) -> Tensor:
+            slope: Tensor = jvp(function, values, moved.moves)[1]
+            return slope
+
+        return along
+
+    terms, term = [], moved.block
+    with sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+        for order in ORDERS:
+            term = derivative(term)
+            size = float(term(*moved.start).norm()) / math.factorial(order)
+            terms.append(Term(rules.key, depth, seed, order, size))
+    return terms
+
+
+def derived_slope(rules: Rules, order: int) -> float:
+    """Of the k-th term over depth: that of the branch multiplier, and k times that of the learning rate."""
+    return math.log2(rules.branch(1, 2)) + order * math.log2(rules.rule(Role.HIDDEN).lr(1, 2))
 
 
 def measure_laziness(
@@ -223,28 +295,57 @@ def _two_matrix_seed(
 
 
 def _transformer_seed(rules: Sequence[Rules], depths: Sequence[int], width: int, seed: int) -> list[Lazy]:
-    return [transformer_block(r, depth, seed, width=width) for depth in depths for r in rules]
+    return [lazy for depth in depths for r in rules for lazy in transformer_block(r, depth, seed, width=width)]
+
+
+def measure_terms(
+    rules: Sequence[Rules],
+    depths: Sequence[int],
+    *,
+    width: int = 64,
+    seeds: Sequence[int] = range(6),
+    workers: int | None = None,
+    progress: Progress = quiet,
+) -> pl.DataFrame:
+    """A row per rules, depth, seed and order."""
+    by_seed: dict[int, list[Term]] = {}
+    for seed, terms in each(partial(_terms_of_seed, rules, depths, width), list(seeds), workers):
+        by_seed[seed] = terms
+        progress(len(by_seed), len(seeds), f"Taylor series, seed {seed}")
+    return pl.DataFrame([asdict(term) for seed in seeds for term in by_seed[seed]])
+
+
+def _terms_of_seed(rules: Sequence[Rules], depths: Sequence[int], width: int, seed: int) -> list[Term]:
+    return [term for r in rules for depth in depths for term in taylor_terms(r, depth, seed, width=width)]
 
 
 @dataclass(frozen=True)
 class LazyVerdict:
     rules: str  # key
+    place: Place
     slope: Slope | None
     word: Word
     why: str
 
 
 def judge_laziness(frame: pl.DataFrame) -> list[LazyVerdict]:
-    """PASS: the nonlinear share of learning does not vanish with depth, and the forward pass does not overflow."""
+    """PASS: the nonlinear share of learning does not vanish with depth, and the forward pass does not overflow.
+
+    At later layers the smaller of their share and the block's own is judged: what later layers add by their own
+    nonlinearity acts on a movement of Θ(1/L), and fades.
+    """
+    keys = ["rules", "depth", "seed"]
+    own = frame.filter(pl.col("place") == PLACES[0]).select(*keys, own="ratio")
+    judged = frame.join(own, on=keys).with_columns(ratio=pl.min_horizontal("ratio", "own"))
     verdicts = []
-    for rules in frame["rules"].unique(maintain_order=True):
-        own = frame.filter(pl.col("rules") == rules)
-        fitted = own.filter((pl.col("depth") >= FIRST) & pl.col("ratio").is_finite())
-        overflowing = own.filter("overflows")["depth"].unique().sort().to_list()
+    for rules, place in frame.select("rules", "place").unique(maintain_order=True).iter_rows():
+        part = judged.filter((pl.col("rules") == rules) & (pl.col("place") == place))
+        fitted = part.filter((pl.col("depth") >= FIRST) & pl.col("ratio").is_finite())
+        overflowing = part.filter("overflows")["depth"].unique().sort().to_list()
         slope = None
         if fitted["depth"].n_unique() >= 3:
             slope = log_slope(fitted["depth"].to_numpy(), fitted["ratio"].to_numpy(), fitted["seed"].to_numpy())
-        verdicts.append(LazyVerdict(rules, slope, *_word(slope, overflowing)))
+        verdicts.append(LazyVerdict(rules, place, slope, *_word(slope, overflowing)))
     return verdicts
 
 
@@ -260,3 +361,31 @@ def _word(slope: Slope | None, overflowing: list[int]) -> tuple[Word, str]:
     if slope.low >= -FLAT and slope.high <= FLAT:
         return "PASS", ""
     return "INCONCLUSIVE", "the interval is too wide: give more seeds or depths"
+
+
+@dataclass(frozen=True)
+class TermVerdict:
+    rules: str  # key
+    order: int
+    derived: float  # the slope that the paper derives
+    slope: Slope | None
+    word: Word
+
+
+def judge_terms(frame: pl.DataFrame) -> list[TermVerdict]:
+    """PASS: the k-th term of a block's Taylor series falls with depth as derived."""
+    verdicts = []
+    for rules, order in frame.select("rules", "order").unique(maintain_order=True).iter_rows():
+        own = frame.filter((pl.col("rules") == rules) & (pl.col("order") == order) & (pl.col("size") > 0))
+        derived = derived_slope(rules_named(rules), order)
+        slope: Slope | None = None
+        word: Word = "INCONCLUSIVE"
+        if own["depth"].n_unique() >= 3:
+            slope = log_slope(own["depth"].to_numpy(), own["size"].to_numpy(), own["seed"].to_numpy())
+            off = slope.low - derived, slope.high - derived
+            if off[0] >= -FLAT and off[1] <= FLAT:
+                word = "PASS"
+            elif off[1] < -FLAT or off[0] > FLAT:
+                word = "FAIL"
+        verdicts.append(TermVerdict(rules, order, derived, slope, word))
+    return verdicts

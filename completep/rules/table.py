@@ -370,10 +370,19 @@ MUP = replace(COMPLETEP.keep(width=True, depth=False), key="mup", name="muP")
 SP = replace(COMPLETEP.keep(width=False, depth=False), key="sp", name="SP")
 
 
+def raised_embedding() -> Rules:
+    """SP with the embedding's learning rate × m_N: what muP amounts to under AdamW, according to its critics."""
+    source = "arXiv 2605.21486: the embedding's learning rate is what SP lacks"
+    adam = dict(SP.columns[Column.ADAM])
+    adam[Role.EMBEDDING] = replace(adam[Role.EMBEDDING], lr=Power(width=1), source=source)
+    return replace(SP, key="sp-embedding", name="SP, embedding lr × m_N", columns={Column.ADAM: adam})
+
+
 def rules_named(key: str) -> Rules:
-    """The rules for a key: `sp`, `mup`, `completep`, `alpha=0.75`, `literature=0.5` or `flat-eps=1`, in any case."""
+    """The rules for a key: `sp`, `mup`, `completep`, `alpha=0.75`, `literature=0.5`, `flat-eps=1` or
+    `sp-embedding`, in any case."""
     word, _, value = key.strip().lower().partition("=")
-    fixed = {rules.key: rules for rules in (SP, MUP, COMPLETEP)}
+    fixed = {rules.key: rules for rules in (SP, MUP, COMPLETEP, raised_embedding())}
     families = {"alpha": alpha, "literature": literature, "literature alpha": literature, "flat-eps": flat_eps}
     if word in fixed and not value:
         return fixed[word]
@@ -384,7 +393,7 @@ def rules_named(key: str) -> Rules:
             if isinstance(error, UserError):
                 raise
     what = f"no rules named {key!r}"
-    raise UserError(what, fix="use sp, mup, completep, alpha=0.5 … alpha=1, literature=0.5 or flat-eps=1")
+    raise UserError(what, fix="use sp, mup, completep, alpha=0.5 … alpha=1, literature=0.5, flat-eps=1 or sp-embedding")
 
 
 def as_rules(value: Rules | str) -> Rules:

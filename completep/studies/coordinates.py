@@ -1,7 +1,7 @@
 """The coordinate check over depth: do ten training steps change models of every depth by the same amount?"""
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -9,20 +9,30 @@ import polars as pl
 from completep import paper
 from completep.config import Shape
 from completep.errors import UserError
-from completep.measure.figures import coordinate_figures
+from completep.measure.figures import coordinate_figures, growth_figure
+from completep.measure.stream_limit import Growth, limit_words, measure_growth
 from completep.measure.verdict import Finding, judge_coordinates, overall
-from completep.measure.words import Progress
+from completep.measure.words import Progress, worst
 from completep.report.document import Figure
 from completep.rules.table import display_name, rules_named
-from completep.studies.design import UNSEEN, Experiment, Measurement, Outcome, listed
+from completep.studies.design import UNSEEN, Agreement, Experiment, Measurement, Outcome, listed
 
 if TYPE_CHECKING:
     from completep.measure.grid import Coordinates
 
+LIMIT_SEEDS = range(8)  # of the stream at init; its noise is larger than that of slopes
 EXPECTED = {"mup": "FAIL", "literature=0.5": "FAIL", "alpha=0.5": "PASS", "completep": "PASS"}
 
 
-def measure(experiment: Experiment, workers: int | None, progress: Progress) -> "Coordinates":
+@dataclass(frozen=True)
+class Streams:
+    """The stream while the decoder trains, and the stream of an untrained ReLU network, whose limit is known."""
+
+    trained: "Coordinates"
+    untrained: list[Growth]
+
+
+def measure(experiment: Experiment, workers: int | None, progress: Progress) -> Streams:
     from completep.measure.grid import coordinate_check
     from completep.measure.subject import Setting, Source
 
@@ -34,11 +44,24 @@ def measure(experiment: Experiment, workers: int | None, progress: Progress) -> 
     source = Source("completep.model.gpt:gpt", Shape(scale.base.width, min(depths)), options)
     rules, seeds = [rules_named(str(r)) for r in axes["rules"]], [int(s) for s in axes["seed"]]
     shapes, setting = [Shape(scale.base.width, d) for d in depths], Setting(time=scale.sequence)
-    return coordinate_check(source, rules, shapes, setting, seeds=seeds, workers=workers, progress=progress)
+    trained = coordinate_check(source, rules, shapes, setting, seeds=seeds, workers=workers, progress=progress)
+    # The literature's alpha=0.5 differs from the paper's only in learning rates, so untrained they are the same.
+    known = [r for r in rules if not r.key.startswith("literature")]
+    return Streams(trained, measure_growth(known, depths, seeds=LIMIT_SEEDS, workers=workers, progress=progress))
 
 
-def find(experiment: Experiment, coordinates: "Coordinates") -> Outcome[list[Finding]]:
-    return conclude(judge_coordinates(coordinates))
+def find(experiment: Experiment, streams: Streams) -> Outcome[list[Finding]]:
+    return with_limit(conclude(judge_coordinates(streams.trained)), streams.untrained)
+
+
+def with_limit(outcome: Outcome[list[Finding]], untrained: Sequence[Growth]) -> Outcome[list[Finding]]:
+    """Agrees only if the untrained stream grows as derived too."""
+    word = worst(g.word for g in untrained)
+    sentence = f"{outcome.sentence}; the stream of an untrained ReLU network: {limit_words(untrained)}"
+    if word == "FAIL":
+        return replace(outcome, agreement="does not agree", sentence=f"{sentence}, which is not as derived")
+    agreement: Agreement = UNSEEN if outcome.agreement == "agrees" and word != "PASS" else outcome.agreement
+    return replace(outcome, agreement=agreement, sentence=sentence)
 
 
 def conclude(findings: list[Finding]) -> Outcome[list[Finding]]:
@@ -57,23 +80,33 @@ def row_of(f: Finding) -> dict[str, object]:
     return row | {f"slope_{k}": v for k, v in slope.items()}
 
 
-def draw(experiment: Experiment, coordinates: "Coordinates", outcome: Outcome[list[Finding]]) -> list[Figure]:
-    return coordinate_figures(coordinates, outcome.detail, "depth")
+def draw(experiment: Experiment, streams: Streams, outcome: Outcome[list[Finding]]) -> list[Figure]:
+    return [*coordinate_figures(streams.trained, outcome.detail, "depth"), growth_figure(streams.untrained)]
 
 
-def frames(coordinates: "Coordinates") -> Mapping[str, pl.DataFrame]:
-    return {"stream": coordinates.stream, "roles": coordinates.roles}
+def frames(streams: Streams) -> Mapping[str, pl.DataFrame]:
+    limits = [
+        {"rules": g.rules, "depth": g.depth, "growth": g.measured, "low": g.interval.low, "high": g.interval.high,
+         "derived": g.derived, "verdict": g.word}
+        for g in streams.untrained
+    ]  # fmt: skip
+    return {"stream": streams.trained.stream, "roles": streams.trained.roles, "limit": pl.DataFrame(limits)}
 
 
 STUDY = listed(
     Measurement(
         name="coordinates",
         question="Do ten training steps change models of every depth by the same amount?",
-        claim="Under alpha=0.5 and CompleteP, yes; SP/muP and the earlier literature's alpha=0.5 are unstable.",
+        claim=(
+            "Under alpha=0.5 and CompleteP, yes; SP/muP and the earlier literature's alpha=0.5 are unstable. At init "
+            "the stream of a ReLU network tends to its own size for alpha > 1/2, to exp(σ²/2) times it for alpha=0.5, "
+            "and grows without bound below."
+        ),
         decision=(
             "Slopes over log L of how far ten steps move the stream, the logits and the effect of each role's "
             "update. PASS if they lie from -0.5 to +0.2. Agrees if SP/muP and the literature's alpha=0.5 FAIL, "
-            "and alpha=0.5 and CompleteP PASS."
+            "and alpha=0.5 and CompleteP PASS, and if a ReLU network of width 512 at init (8 seeds) has the derived "
+            "H^L / H^0 to 5 % at every depth (to 5 % of its logarithm where that is more than 1)."
         ),
         axes={
             "laptop": {"rules": tuple(EXPECTED), "depth": (2, 4, 8, 16, 32), "seed": (0, 1, 2)},

@@ -141,10 +141,11 @@ def draw_transfer(experiment: Experiment, frame: pl.DataFrame, outcome: Outcome[
 def transfer_sentence(t: Transfer) -> str:
     if not t.shapes:
         return f"{display_name(t.rules)} has no larger shape to compare with"
-    deepest = max(t.shapes, key=lambda s: (s.shape.depth, s.shape.width))
+    largest = max(t.shapes, key=lambda s: (s.shape.depth, s.shape.width))
+    size = f"depth {largest.shape.depth}" if largest.shape.depth > t.base.depth else f"width {largest.shape.width}"
     return (
-        f"{display_name(t.rules)} {t.word}: the best {t.hyperparameter} moves by {deepest.drift:+.2f} octaves to depth "
-        f"{deepest.shape.depth}, where the base's best costs {deepest.regret:.2f} % of the loss"
+        f"{display_name(t.rules)} {t.word}: the best {t.hyperparameter} moves by {largest.drift:+.2f} octaves to "
+        f"{size}, where the base's best costs {largest.regret:.2f} % of the loss"
     )
 
 

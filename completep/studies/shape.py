@@ -25,7 +25,7 @@ from completep.report.document import Figure
 from completep.rules.table import display_name
 from completep.stats import slope
 from completep.studies.design import UNSEEN, Agreement, Experiment, Outcome, Sweep, Tuning, listed
-from completep.studies.judging import COMPETITIVE, TELL, finished
+from completep.studies.judging import COMPETITIVE, TELL, combined, finished
 from completep.studies.scale import BASE_VALUES, RULES, Scale, base_shape, read_shape, shape_words
 from completep.sweep.task import Point
 from completep.units import human
@@ -78,6 +78,9 @@ def find(experiment: Experiment, frame: pl.DataFrame) -> Outcome[Shapes]:
     means = means.join(sure, on=["rules", "width", "depth"], how="left")
     ranges = good_ranges(means.filter(pl.col("loss").is_finite()))
     agreement, sentence = savings_grow(means, experiment.scale.base.depth)
+    narrow, words = narrow_shapes(ranges)
+    agreement = "agrees in part" if agreement == "agrees" and narrow != "agrees" else agreement
+    sentence += words
     sentence += f"; the frontier is (F/{law.a:.3g})^-{law.b:.3f}"
     if law.b_interval is not None:
         sentence += f" (b from {law.b_interval.low:.3f} to {law.b_interval.high:.3f})"
@@ -154,6 +157,31 @@ def savings_grow(means: pl.DataFrame, base_depth: int) -> tuple[Agreement, str]:
     if trend.high < 0 or both["gap"][-1] < -TELL:
         return "does not agree", sentence
     return ("agrees in part" if all(both["gap"] > TELL) else UNSEEN), sentence
+
+
+def narrow_shapes(ranges: Mapping[tuple[str, str], ShapeRange]) -> tuple[Agreement, str]:
+    """Finding 6: do deeper and narrower shapes stay within 1 % of the best under CompleteP than under muP?
+
+    Where both reach the narrowest shape that was tried, nothing can be told.
+    """
+    sizes = [size for rules, size in ranges if rules == "completep" and ("mup", size) in ranges]
+    if not sizes:
+        return UNSEEN, ""
+    agreements: list[Agreement] = []
+    words = []
+    for size in sizes:
+        ours, theirs = ranges["completep", size], ranges["mup", size]
+        both_open = ours.open_low and theirs.open_low
+        wider = not math.isfinite(theirs.low) or ours.low < theirs.low
+        agreements.append(UNSEEN if both_open else "agrees" if wider else "does not agree")
+        words.append(f"{size} from {_end(ours)} (muP from {_end(theirs)}), best at {ours.best:.3g}")
+    return combined(agreements), "; N:L within 1 % of the best: " + ", ".join(words)
+
+
+def _end(within: ShapeRange) -> str:
+    if not math.isfinite(within.low):
+        return "none"
+    return f"{within.low:.3g} or less" if within.open_low else f"{within.low:.3g}"
 
 
 def draw(experiment: Experiment, frame: pl.DataFrame, outcome: Outcome[Shapes]) -> list[Figure]:
@@ -247,7 +275,9 @@ STUDY = listed(
         decision=(
             "FLOPs saved over muP at every shape deeper than the base, from paired seeds, and their slope over "
             "log2 L. Agrees if the slope is above 0 with its whole 90 % interval, and the deepest shape saves "
-            "more than the noise; in part if every such shape saves, but the growth with depth is open."
+            "more than the noise, and if at every size with four shapes or more narrower ones stay within 1 % of the "
+            "best under CompleteP than under muP; in part if savings agree, or every such shape saves, but the rest is "
+            "open."
         ),
         axes={
             "laptop": {"rules": ("mup", "completep"), "shape": shape_words(*LAPTOP_SHAPES), "seed": (0, 1)},

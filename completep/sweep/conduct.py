@@ -47,7 +47,7 @@ def conduct(
     fail_fast: bool = False,
 ) -> Conducted:
     """Run what is missing. SIGTERM works like Ctrl-C: every task saves first, and the same call continues later."""
-    if search in ("bracket", "beside") and swept is None:
+    if search == "bracket" and swept is None:
         raise UserError("there is no curve with a minimum to search for", fix="use search='grid'")
     tasks = distinct(trials)
     store.write_index(tasks)
@@ -66,7 +66,7 @@ def conduct(
         else:
             assert swept is not None
             values = sorted({trial.point.number(swept) for trial in trials})
-            ran, failed = Bracketing(engine, swept, values).run(trials, walk_all=search == "bracket")
+            ran, failed = Bracketing(engine, swept, values).run(trials)
     store.write_index(distinct(ran))
     if failed and not store.results(trial.task for trial in ran):
         folders = ", ".join(str(store.folder(task)) for task in failed[:2])

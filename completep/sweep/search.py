@@ -14,8 +14,7 @@ from completep.sweep.store import Store
 from completep.sweep.task import Task, Trial, Value
 
 Curve = tuple[tuple[str, Value], ...]
-# beside: like bracket, but the larger shapes run only the three values around the smallest shape's best.
-Search = Literal["grid", "bracket", "beside"]
+Search = Literal["grid", "bracket"]
 # Any other way to choose: from an engine and the trials there are, to those that were run and the tasks that failed.
 Strategy = Callable[[Engine, Sequence[Trial]], tuple[list[Trial], list[Task]]]
 Losses = Mapping[float, float]  # by the swept value
@@ -60,18 +59,18 @@ class Bracketing:
         self.done: list[Trial] = []
         self.failed: list[Task] = []
 
-    def run(self, trials: Sequence[Trial], *, walk_all: bool = True) -> tuple[list[Trial], list[Task]]:
+    def run(self, trials: Sequence[Trial]) -> tuple[list[Trial], list[Task]]:
         """(the trials that were run, the tasks that failed)."""
         cost = min(trial.task.cost for trial in trials)
         small = [t.task.cost <= 1.001 * cost for t in trials]
         start = self.walk([t for t, own in zip(trials, small, strict=True) if own])
-        self.walk([t for t, own in zip(trials, small, strict=True) if not own], start, on=walk_all)
+        self.walk([t for t, own in zip(trials, small, strict=True) if not own], start)
         return self.done, self.failed
 
-    def walk(self, trials: Sequence[Trial], start: float | None = None, *, on: bool = True) -> float:
-        """Walk the curves of these trials together, round by round, or stop after the first round.
+    def walk(self, trials: Sequence[Trial], start: float | None = None) -> float:
+        """Walk the curves of these trials together, round by round. Returns the best value of the first curve.
 
-        Starts at `start`, by default in the middle. Returns the best value of the first curve.
+        Starts at `start`, by default in the middle.
         """
         curves: dict[Curve, list[Trial]] = {}
         for trial in trials:
@@ -93,8 +92,6 @@ class Bracketing:
                 for value in wanted[key]:
                     losses[key][value] = self._loss([t.task for t in group if t.point.number(self.swept) == value])
                 self.on_round(losses[key])
-            if not on:
-                break
         first = next(iter(losses.values()), {})
         return min(first, key=lambda v: first[v]) if first else begin
 

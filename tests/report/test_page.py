@@ -25,6 +25,7 @@ from tests.studies.frames import (
     shape_frame,
     tau_frame,
     transfer_frame,
+    width_frame,
 )
 
 pytestmark = pytest.mark.slow
@@ -60,6 +61,7 @@ def losses(name):
         "init-transfer": lambda: transfer_frame(DRIFT).rename({"lr": "std"}),
         "lr-transfer-compute-optimal": lambda: optimal_frame(DRIFT, 3, 2.0),
         "expert-transfer": lambda: expert_frame({"mup": 2.0}),
+        "embedding-lr": lambda: width_frame({"sp": 0.05, "sp-embedding": 0.02, "mup": 0.0}, {"sp": -2}),
     }
     return frames.get(name, lambda: with_divergence(transfer_frame(DRIFT)))()
 
@@ -68,7 +70,17 @@ def scores():
     tasks = {"hellaswag": "acc_norm", "boolq": "acc"}
     return pl.DataFrame(
         [
-            {"rules": r, "shape": s, "task": t, "metric": m, "items": 200, "score": 40.0 + i, "stderr": 2.0}
+            {
+                "rules": r,
+                "shape": s,
+                "task": t,
+                "metric": m,
+                "items": 200,
+                "score": 40.0 + i,
+                "stderr": 2.0,
+                "run": r + s,
+                "loss": 2.0 - 0.1 * i,
+            }
             for i, r in enumerate(DRIFT)
             for s in SHAPES
             for t, m in tasks.items()

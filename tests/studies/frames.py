@@ -2,6 +2,7 @@
 
 import math
 from itertools import product
+from types import MappingProxyType
 
 import numpy as np
 import polars as pl
@@ -104,14 +105,17 @@ def grid_frame(slope):
     )  # fmt: skip
 
 
-def downstream_frame(scores, error=0.5):
+def downstream_frame(scores, error=0.5, losses=MappingProxyType({})):
     return pl.DataFrame(
         [
-            {"rules": r, "shape": "64x4", "task": t, "metric": "acc", "items": 100, "score": x + j, "stderr": error}
-            for r, x in scores.items()
+            {
+                "rules": r, "shape": "64x4", "task": t, "metric": "acc", "items": 100, "score": x + j, "stderr": error,
+                "run": r, "loss": losses.get(r, 2.2 - 0.1 * i),
+            }
+            for i, (r, x) in enumerate(scores.items())
             for j, t in enumerate(("piqa", "boolq"))
         ]
-    )
+    )  # fmt: skip
 
 
 def expert_frame(shift):
@@ -122,4 +126,15 @@ def expert_frame(shift):
         loss = 2.0 + 0.02 * (e - here) ** 2 + 0.001 * seed + 1e-4 * ((seed * 7 + e) % 3)
         point = {"rules": rules, "depth": depth, "experts": experts, "lr": 2.0**e, "seed": seed}
         rows.append({**point, "width": 64, "loss": loss})
+    return pl.DataFrame(rows)
+
+
+def width_frame(behind, drift):
+    """Bowls over lr at two widths: at the larger one each parameterization's best is worse than muP's by `behind`."""
+    rows = []
+    for (rules, lost), width, e, seed in product(behind.items(), (32, 128), range(-9, -2), range(3)):
+        here = -6 + (drift.get(rules, 0.0) if width == 128 else 0.0)
+        best = 2.0 if width == 32 else 1.8 * (1 + lost)
+        loss = best + 0.02 * (e - here) ** 2 + 0.001 * seed + 1e-4 * ((seed * 7 + e) % 3)
+        rows.append({"rules": rules, "width": width, "depth": 2, "lr": 2.0**e, "seed": seed, "loss": loss})
     return pl.DataFrame(rows)

@@ -6,21 +6,28 @@ import numpy as np
 import polars as pl
 import pytest
 
+from completep.compute.laws import ShapeRange
 from completep.errors import UserError
-from completep.studies import demo, judging, shape
+from completep.measure.linearization import PLACES, LazyVerdict, TermVerdict
+from completep.measure.stream_limit import Growth
+from completep.stats import Interval
+from completep.studies import coordinates, demo, judging, laziness, shape
 from completep.studies.coordinates import conclude
 from completep.studies.design import ONE_SEED, UNSEEN, Outcome, with_seeds
 from completep.studies.downstream import STUDY as DOWNSTREAM
 from completep.studies.dynamics import STUDY as DYNAMICS
+from completep.studies.embedding_lr import STUDY as EMBEDDING
 from completep.studies.eps_transfer import STUDY as EPS
 from completep.studies.horizon import STUDY as HORIZON
 from completep.studies.lr_transfer import STUDY as LR
 from completep.studies.lr_transfer_compute_optimal import STUDY as OPTIMAL
 from completep.studies.lr_wd_grid import STUDY as GRID
+from completep.studies.qk_norm import STUDY as QK
 from completep.studies.run import study_named
 from completep.studies.scale import LAPTOP
 from completep.studies.shape import STUDY as SHAPE
 from completep.studies.tau import STUDY as TAU
+from completep.sweep.task import Point
 from tests.studies.frames import (
     downstream_frame,
     dynamics_frame,
@@ -30,6 +37,7 @@ from tests.studies.frames import (
     shape_frame,
     tau_frame,
     transfer_frame,
+    width_frame,
 )
 from tests.studies.test_results import RESULTS
 
@@ -162,9 +170,34 @@ def test_a_measurement_of_one_seed_never_agrees():
     assert with_seeds(outcome, 1).agreement == ONE_SEED
     assert with_seeds(outcome, 2) is outcome
     one = study.narrowed({"seed": [0]})
-    frame = pl.read_csv(RESULTS / "laziness" / "runs.csv")
-    assert study.study.outcome(study, frame).agreement == "agrees"
-    assert one.study.outcome(one, frame).agreement == ONE_SEED
+    measured = laziness.Measured(*(pl.read_csv(RESULTS / "laziness" / f"{name}.csv") for name in ("runs", "terms")))
+    assert study.study.outcome(study, measured).agreement == "agrees"
+    assert one.study.outcome(one, measured).agreement == ONE_SEED
+
+
+def test_laziness_needs_every_place_and_every_order():
+    def outcome(places, orders, lazy="FAIL"):
+        shares = [LazyVerdict("completep", place, None, word, "") for place, word in zip(PLACES, places, strict=True)]
+        shares += [LazyVerdict("alpha=0.5", place, None, lazy, "") for place in PLACES]
+        terms = [TermVerdict("completep", k, -1.0, None, word) for k, word in enumerate(orders, 1)]
+        return laziness.conclude(laziness.Verdicts(shares, terms)).agreement
+
+    assert outcome(["PASS"] * 3, ["PASS"] * 3) == "agrees"
+    assert outcome(["PASS", "PASS", "FAIL"], ["PASS"] * 3) == "does not agree"
+    assert outcome(["PASS"] * 3, ["PASS", "FAIL", "PASS"]) == "does not agree"
+    assert outcome(["PASS"] * 3, ["PASS"] * 3, lazy="PASS") == "does not agree"
+    assert outcome(["PASS"] * 3, ["PASS", "PASS", "INCONCLUSIVE"]) == UNSEEN
+
+
+def test_coordinates_need_the_limit_of_the_stream():
+    def outcome(word):
+        growth = Growth("completep", 32, 1.01, Interval(1.0, 1.02), 1.016, word)
+        return coordinates.with_limit(Outcome("agrees", "slopes", pl.DataFrame(), []), [growth])
+
+    assert outcome("PASS").agreement == "agrees"
+    assert outcome("INCONCLUSIVE").agreement == UNSEEN
+    assert outcome("FAIL").agreement == "does not agree"
+    assert "CompleteP 1.01 at depth 32 (limit 1)" in outcome("PASS").sentence
 
 
 def noisy(frame, spread, seeds=3):
@@ -300,6 +333,47 @@ def test_downstream():
     assert find(DOWNSTREAM, downstream_frame({"mup": 50.0, "completep": 52.0}, error=5.0)).agreement == UNSEEN
     with pytest.raises(UserError, match="no run"):
         find(DOWNSTREAM, pl.DataFrame())
+
+
+def test_downstream_has_the_validation_loss_too():
+    frame = downstream_frame({"mup": 50.0, "completep": 52.0}, losses={"mup": 2.0, "completep": 2.1})
+    found = find(DOWNSTREAM, frame)
+    assert found.agreement == "does not agree"  # better answers, but a higher loss
+    row = found.table.filter((pl.col("task") == "validation loss") & (pl.col("rules") == "completep"))
+    assert row["score"].item() == 2.1
+    assert "validation loss at 64x4: muP 2.0000, CompleteP 2.1000" in found.sentence
+
+
+def test_narrow_shapes_are_judged_where_the_range_ends():
+    def within(low, *, open_low=False):
+        return ShapeRange(32.0, low, 100.0, open_low, False)
+
+    ours = {("completep", "1M"): within(4.0)}
+    assert shape.narrow_shapes(ours | {("mup", "1M"): within(9.0)})[0] == "agrees"
+    assert shape.narrow_shapes(ours | {("mup", "1M"): within(2.0)})[0] == "does not agree"
+    assert shape.narrow_shapes(ours | {("mup", "1M"): within(math.nan)})[0] == "agrees"  # no shape of muP's is good
+    both = {("completep", "1M"): within(4.0, open_low=True), ("mup", "1M"): within(4.0, open_low=True)}
+    assert shape.narrow_shapes(both) == (
+        UNSEEN, "; N:L within 1 % of the best: 1M from 4 or less (muP from 4 or less), best at 32"
+    )  # fmt: skip
+    assert shape.narrow_shapes({}) == (UNSEEN, "")
+
+
+def test_the_critics_studies():
+    alike = find(EMBEDDING, width_frame({"sp": 0.05, "sp-embedding": 0.0, "mup": 0.0}, {"sp": -2, "sp-embedding": -2}))
+    assert alike.agreement == "agrees"
+    assert {t.rules: t.word for t in alike.detail} == {"sp": "FAIL", "sp-embedding": "FAIL", "mup": "PASS"}
+    assert "to width 128" in alike.sentence
+    assert (
+        find(EMBEDDING, width_frame({"sp": 0.05, "sp-embedding": 0.02, "mup": 0.0}, {})).agreement == "does not agree"
+    )
+    free = transfer_frame({"mup": 0.0, "completep": 0.0})
+    assert find(QK, free).agreement == "agrees"
+    assert find(QK, transfer_frame({"mup": -0.5, "completep": 0.0})).agreement == "does not agree"
+    model = QK.run(LAPTOP, Point(rules="mup", depth=2, lr=2**-6, seed=0)).model
+    assert model.qk_norm
+    wide = EMBEDDING.run(LAPTOP, Point(rules="sp-embedding", width=128, lr=2**-6, seed=0))
+    assert (wide.model.width, wide.model.depth) == (128, 2)
 
 
 def test_a_claim_of_two_parts_may_hold_in_part():

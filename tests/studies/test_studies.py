@@ -17,8 +17,8 @@ from completep.sweep.training import Training, canonical
 from tests.studies import own_study
 
 NAMES = (
-    "coordinates", "downstream", "dynamics", "eps-transfer", "expert-transfer", "horizon", "init-transfer", "laziness",
-    "lr-transfer", "lr-transfer-compute-optimal", "lr-wd-grid", "shape", "tau",
+    "coordinates", "downstream", "dynamics", "embedding-lr", "eps-transfer", "expert-transfer", "horizon",
+    "init-transfer", "laziness", "lr-transfer", "lr-transfer-compute-optimal", "lr-wd-grid", "qk-norm", "shape", "tau",
 )  # fmt: skip
 
 

@@ -1,0 +1,58 @@
+"""Does QK norm give learning-rate transfer over depth for free? An objection to rules for depth, put to the test.
+
+`lr-transfer` again, with a norm on queries and keys in every model.
+"""
+
+from dataclasses import replace
+
+import polars as pl
+
+from completep import paper
+from completep.config import Run
+from completep.studies.design import UNSEEN, Agreement, Experiment, Outcome, Sweep, Tuning, listed
+from completep.studies.judging import Transfers, draw_transfer, transfer_frame, transfer_sentence, transfers_of
+from completep.studies.scale import BASE_VALUES, Scale, octaves
+from completep.sweep.task import Point
+
+RULES = ("mup", "completep")
+
+
+def run(scale: Scale, point: Point) -> Run:
+    plain = scale.fixed_tokens(point, lr=point.number("lr"), std=scale.std)
+    return replace(plain, model=replace(plain.model, qk_norm=True))
+
+
+def find(experiment: Experiment, frame: pl.DataFrame) -> Outcome[Transfers]:
+    transfers = transfers_of(frame, "lr", experiment.scale.base)
+    words = {t.rules: t.word for t in transfers}
+    answers: dict[str | None, Agreement] = {"PASS": "agrees", "FAIL": "does not agree"}
+    sentence = "; ".join(transfer_sentence(t) for t in transfers)
+    return Outcome(answers.get(words.get("mup"), UNSEEN), sentence, transfer_frame(transfers), transfers)
+
+
+STUDY = listed(
+    Sweep(
+        name="qk-norm",
+        question="With QK norm, does the best learning rate transfer over depth without any rule for depth?",
+        claim="It does, in one report (depth 4 to 256 under SP). The paper has no QK norm.",
+        decision=(
+            "At every depth, the regret of the base's best learning rate, judged as in lr-transfer. Agrees if SP/muP "
+            "passes at all depths; does not agree if it fails at one."
+        ),
+        axes={
+            "laptop": {"rules": RULES, "depth": (2, 8, 32), "lr": octaves(-9, -3), "seed": (0, 1, 2)},
+            "desk": {"rules": RULES, "depth": (2, 8, 32, 64), "lr": octaves(-9, -3), "seed": (0, 1, 2)},
+            "paper": {
+                "rules": RULES,
+                "depth": paper.TRANSFER_DEPTHS,
+                "lr": octaves(*paper.LR_OCTAVES),
+                "seed": (0, 1, 2),
+            },
+        },
+        tuning=Tuning(lambda s: Point(rules="completep", depth=s.base.depth, lr=s.lr), BASE_VALUES),
+        run=run,
+        find=find,
+        draw=draw_transfer,
+        swept="lr",
+    )
+)
