@@ -224,6 +224,7 @@ def test_a_reader_that_has_seen_enough_is_no_verdict(tmp_path):
     assert (tmp_path / "code").read_text().strip() == "141"
 
 
+@pytest.mark.slow
 def test_names_that_are_not_utf8_are_errors(tmp_path, capsys):
     assert main(["explain", "latin\udcff.py:model", *SIZES]) == 2
     assert "latin\\udcff" in capsys.readouterr().err.replace("\\xff", "\\udcff")

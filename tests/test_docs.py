@@ -46,6 +46,7 @@ def test_there_is_something_to_check():
     assert {page.name for page in WITH_PYTHON} >= {"README.md", "index.md", "rules.md", "check.md", "plan.md"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "page", params(WITH_COMMANDS, {"README.md", "check.md", "studies.md", "train.md", "evaluate.md"})
 )

@@ -90,6 +90,7 @@ def test_an_exponent_elsewhere_would_be_seen(line):
     assert POWER.search(line)
 
 
+@pytest.mark.slow
 def test_only_the_command_line_prints():
     for path in FILES:
         calls = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]

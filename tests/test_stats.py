@@ -260,6 +260,7 @@ def test_regret_beyond_the_last_value_is_a_lower_bound():
     assert regret.value == pytest.approx(0.01 * (9 - 1), rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("truth", [0.0, 0.4, 1.0, 1.6, 4.0])
 def test_the_interval_of_something_that_is_never_negative(truth):
     """Exactly 90 % at every distance from 0, where root ± 1.645 covers 95 % next to it."""
@@ -272,6 +273,7 @@ def test_the_interval_of_something_that_is_never_negative(truth):
         assert np.mean(wide) > 0.93
 
 
+@pytest.mark.slow
 def test_intervals_cover_on_recorded_bowls():
     """A small version of benchmarks/coverage.py."""
     curves, x = list(recorded("lr-transfer", "lr").values()), np.arange(-9.0, -2)

@@ -52,14 +52,14 @@ def log_growth(
     for depth in depths:
         generator = torch.Generator().manual_seed(seed)
         first = torch.randn(width, 8, generator=generator, dtype=torch.float64)
-        streams = {r: (first / first.square().mean().sqrt(), 0.0) for r in rules}
+        streams = [(r, first / first.square().mean().sqrt(), 0.0) for r in rules]
         for _ in range(depth):
             weight = torch.randn(width, width, generator=generator, dtype=torch.float64) * (std / width**0.5)
-            for r, (h, log) in streams.items():
+            for i, (r, h, log) in enumerate(streams):
                 h = torch.add(h, weight @ h.relu(), alpha=r.branch(1, depth))
                 size = float(h.square().mean())
-                streams[r] = h / size**0.5, log + math.log(size)  # normalised, so that nothing overflows
-        logs |= {(r.key, depth): log for r, (_, log) in streams.items()}
+                streams[i] = r, h / size**0.5, log + math.log(size)  # normalised, so that nothing overflows
+        logs |= {(r.key, depth): log for r, _, log in streams}
     return logs
 
 

@@ -389,6 +389,7 @@ class Embedded(Model):
         return self.table(ids) * self.width**self.power
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("power", [1, 0.25, -0.5, 0.5, 0.0])
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_any_power_of_the_width_on_the_embedding_is_taken_out(power, device):

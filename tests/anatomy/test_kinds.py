@@ -336,6 +336,7 @@ def test_a_head_with_a_layer_has_rules_without_depth():
     assert (bias.lr, bias.eps) == (1.0, 0.5)
 
 
+@pytest.mark.slow
 def test_experts_in_a_list_whose_gates_do_not_add_up_to_one():
     """Ties decide which experts run in the measurement. What arrives from all of them together is one factor."""
 

@@ -176,6 +176,7 @@ def as_trained(width, depth, *, keep=1.0):
     return model, torch.optim.AdamW(groups)
 
 
+@pytest.mark.slow
 def test_the_check_confirms_the_rows_of_its_own_and_names_a_break():
     sizes = {"widths": (32, 64, 128), "depths": (2, 4, 8, 16), "base": (32, 2), "workers": 1}
     found = check(nanochat, **sizes)

@@ -134,6 +134,7 @@ def trained(kind, style, steps=3):
     return [out.detach() for out in model(tokens(9))], scaling
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_results_train_alike_in_both_styles(kind):
     multiplied, _ = trained(kind, "multiplier")

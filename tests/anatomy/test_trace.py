@@ -64,6 +64,7 @@ def test_an_input_that_is_no_activation_is_refused():
         examine(Direct(32), example=torch.ones(2, 32))
 
 
+@pytest.mark.slow
 def test_a_model_on_the_meta_device_needs_no_compiler():
     """Torch imports it, for a second, to draw random numbers that nobody sees."""
     code = (

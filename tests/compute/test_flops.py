@@ -83,6 +83,7 @@ def test_parameters_are_the_models_own(width, depth, options):
     assert flops.non_embedding(config) == sum(p.numel() for p in model.blocks.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize(("width", "depth", "batch", "time"), [(64, 2, 2, 16), (128, 3, 1, 24), (192, 1, 3, 8)])
 def test_matrix_products_agree_with_torch_exactly(width, depth, batch, time, options):

@@ -49,6 +49,7 @@ def model(**options):
     return made.eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_the_same_logits_and_text(case, tmp_path):
     options, name = CASES[case]

@@ -44,6 +44,7 @@ def few(monkeypatch):
     monkeypatch.setattr(confirming, "STEPS", 3)
 
 
+@pytest.mark.slow
 def test_runs_are_kept_and_never_done_twice(few, tmp_path, monkeypatch):
     kept, done = Kept(tmp_path, SOURCE, SETTING), []
     first = confirm(SOURCE, rules(-1.0), MATRICES, Shape(32, 1), SETTING, steps=3, workers=1, kept=kept)
@@ -72,6 +73,7 @@ def test_a_multiple_acts_on_the_parameters_in_question_only():
     assert found["embed.weight"] == pytest.approx(SETTING.lr)
 
 
+@pytest.mark.slow
 def test_derive_says_what_the_loss_says(few, monkeypatch):
     grid = {"widths": (16, 32, 64), "depths": (1, 2, 4), "batch": 8, "steps": 0, "workers": 1, "roles": BARE}
     monkeypatch.setattr(

@@ -46,6 +46,7 @@ def measured(monkeypatch):
     return jobs
 
 
+@pytest.mark.slow
 def test_a_stopped_derivation_continues_with_the_same_numbers(tmp_path, measured):
     whole = run(None)
     needed = len(measured)
@@ -62,6 +63,7 @@ def test_a_stopped_derivation_continues_with_the_same_numbers(tmp_path, measured
     assert measured == []
 
 
+@pytest.mark.slow
 def test_what_is_damaged_is_measured_again(tmp_path, measured):
     whole = run(tmp_path)
     (folder,) = tmp_path.iterdir()
@@ -87,6 +89,7 @@ def other(width, depth):
 other.__module__, other.__qualname__ = family.__module__, family.__qualname__
 
 
+@pytest.mark.slow
 def test_another_model_under_the_same_name_is_measured_anew(tmp_path, measured):
     run(tmp_path)
     count = len(measured)

@@ -1,5 +1,6 @@
 """What the start of a model must not bend: few classes, and decays that a constructor draws."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -31,6 +32,7 @@ def batches(step):
     return torch.randint(61, (32, 16), generator=generator), torch.randint(CLASSES, (32, 16), generator=generator)
 
 
+@pytest.mark.slow
 def test_few_classes_are_no_fault(monkeypatch):
     """With ordinary logits the softmax of three classes is uneven at small widths, and gradients fall too fast."""
     sizes = {"widths": (32, 64, 128, 256), "depths": (2,), "base": (32, 2), "workers": 1, "std": 0.2}

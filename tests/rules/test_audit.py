@@ -34,6 +34,7 @@ def theirs(rules=MUP, change=lambda groups, model: None, style="multiplier"):
     return model, torch.optim.AdamW([{k: v for k, v in g.items() if k != "r"} for g in groups])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("style", ["multiplier", "folded"])
 @pytest.mark.parametrize("rules", [slow(SP), slow(MUP), slow(alpha(0.5)), COMPLETEP], ids=lambda r: r.name)
 def test_what_follows_the_rules_passes_and_no_other_rules_do(rules, style):
@@ -109,6 +110,7 @@ MISTAKES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rules", "mistake", "quantity", "cause", "roles"), [m[1:] for m in MISTAKES], ids=[m[0] for m in MISTAKES]
 )
@@ -286,6 +288,7 @@ def test_a_multiplier_on_the_stream_is_named():
     assert "everything else" in found.unchecked[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_multiplier_inside_the_readouts_own_forward_is_seen(tied):
     """Counted as the logit multiplier; wrong, it is named; and parametrize does not add a second one."""

@@ -138,6 +138,7 @@ def test_explain_refuses_what_parametrize_refuses():
         explain(OuterSum(64, 8), base=lambda: OuterSum(32, 2), style="fold")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [50, 80, 100, 120, 200])
 @pytest.mark.parametrize("build", [ZOO["llama"], lambda n, depth: gpt(n, depth, 61, head_size=16, qk_norm=True)])
 def test_no_name_and_no_number_is_cut_at_any_width(build, width):

@@ -71,6 +71,7 @@ def loaded_through_a_wrapper(build):
 LOADED = [loaded_before, loaded_after, assigned, loaded_through_a_wrapper]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load", LOADED)
 def test_loaded_weights_are_not_warned_of_and_not_overwritten(build, load):
     model, scaling = load(build)

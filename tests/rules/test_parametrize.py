@@ -342,6 +342,7 @@ SCHEDULERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_every_torch_scheduler_keeps_the_ratios_and_survives_a_fold(name):
     model, scaling = scaled(alpha(0.5))

@@ -208,6 +208,7 @@ def test_rules_without_a_column_say_so():
 # -- audit -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_audit_says_what_it_did_not_check_and_finds_a_missing_embedding_factor():
     def qwen(width, head):

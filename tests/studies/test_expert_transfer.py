@@ -3,7 +3,7 @@
 import pytest
 
 from completep import study
-from completep.config import Shape, run_id
+from completep.config import Evaluation, Shape, run_id
 from completep.studies import expert_transfer
 from completep.studies.expert_transfer import STUDY
 from completep.studies.scale import LAPTOP
@@ -24,6 +24,7 @@ def test_its_sizes_are_depth_and_experts_times_four():
     assert len(points(rules="completep", depth=2, experts=4, lr=2**-6)) == 3  # seeds
 
 
+@pytest.mark.slow
 def test_the_verdict_sees_a_drift_over_either_axis():
     experiment = STUDY.at(LAPTOP)
     steady = expert_transfer.find(experiment, expert_frame({"mup": 2.0}))
@@ -54,8 +55,7 @@ def tiny():
     def run(scale, point):
         made = expert_transfer.run(scale, point)
         model = replace(made.model, width=32, expert_width=32)
-        return replace(
-            made, model=model, base=Shape(32, 1), schedule=replace(made.schedule, steps=6, warmup=1), batch=2
-        )
+        few = {"schedule": replace(made.schedule, steps=6, warmup=1), "evaluation": Evaluation(tokens=4096)}
+        return replace(made, model=model, base=Shape(32, 1), batch=2, **few)
 
     return replace(STUDY, name="expert-transfer-tiny", run=run)

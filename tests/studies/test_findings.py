@@ -46,6 +46,7 @@ def find(study, frame):
     return study.find(study.at(LAPTOP), frame)
 
 
+@pytest.mark.slow
 def test_transfer_agrees_where_only_completep_stays():
     found = find(LR, transfer_frame({"mup": -0.5, "alpha=0.5": 0.5, "completep": 0.0}))
     assert found.agreement == "agrees"
@@ -55,6 +56,7 @@ def test_transfer_agrees_where_only_completep_stays():
     assert table["verdict"].item() == "FAIL"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("drift", "agreement"),
     [
@@ -85,6 +87,7 @@ def test_optimal_transfer_ranks_at_the_bases_best():
     assert find(OPTIMAL, swapped).agreement == "does not agree"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("flatter", "agreement"), [(3.0, "agrees"), (1.0, "agrees in part"), (0.3, "agrees in part")])
 def test_longer_runs_are_less_sensitive_or_not(flatter, agreement):
     """Finding 3: after few tokens, a step away from the best η costs more."""

@@ -204,7 +204,7 @@ def test_a_full_disk_is_reported_and_with_space_the_same_command_continues(tmp_p
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "kill"])
 def test_a_stop_saves_and_the_same_command_continues(tmp_path, number):
-    axes = ("depth=4", "lr=2^-7,2^-6,2^-5", "seed=0", "rules=completep", *TUNED)
+    axes = ("depth=2", "lr=2^-7,2^-6,2^-5", "seed=0", "rules=completep", *TUNED)
     words = ("study", "lr-transfer", "--set", *axes, "--out", tmp_path)
     study = start(*words)
     while study.poll() is None and not list(tmp_path.glob("store/*/metrics.jsonl")):

@@ -24,6 +24,8 @@ from completep.sweep.training import Training
 from tests.sweep.tasks import HOW, Script, engine, training
 from tests.train.runs import small_data, small_run
 
+KILLS = int(os.environ.get("COMPLETEP_KILLS", "6"))
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -118,17 +120,17 @@ def has_results(store, least):
 
 
 @pytest.mark.slow
-def test_sixty_runs_killed_at_twenty_random_moments(data, tmp_path):
+def test_runs_killed_at_random_moments(data, tmp_path):
     """Kill everything with -9 again and again. In the end the frame equals an undisturbed one."""
-    runs = [training(data, seed=seed) for seed in range(60)]
+    runs = [training(data, seed=seed) for seed in range(3 * KILLS)]
     script = tmp_path / "study.py"
     script.write_text(
         "from pathlib import Path\nfrom tests.sweep.tasks import engine, training\n"
         f"if __name__ == '__main__': engine(Path({str(tmp_path / 'store')!r})).run("
-        f"[training(Path({str(data)!r}), seed=s) for s in range(60)])"
+        f"[training(Path({str(data)!r}), seed=s) for s in range({3 * KILLS})])"
     )
     moments, written, store = random.Random(0), {}, tmp_path / "store"
-    for _ in range(20):
+    for _ in range(KILLS):
         with subprocess.Popen(
             [sys.executable, str(script)],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -143,14 +145,14 @@ def test_sixty_runs_killed_at_twenty_random_moments(data, tmp_path):
         now = {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in store.glob("*/result.json")}
         assert written.items() <= now.items()  # what was done stays, and is not done again
         written = now
-    assert 0 < len(written) < 60  # all kills struck in the middle of the work
+    assert 0 < len(written) < len(runs)  # all kills struck in the middle of the work
     assert engine(tmp_path / "store").run(runs) == []
     assert engine(tmp_path / "calm").run(runs) == []
     columns = ["run", "status", "step", "train_loss", "validation_loss"]
     stormy, calm = (Store(tmp_path / name).frame([({}, r) for r in runs]).select(columns) for name in ("store", "calm"))
-    assert stormy["status"].to_list() == ["done"] * 60
+    assert stormy["status"].to_list() == ["done"] * len(runs)
     assert stormy.equals(calm)
-    assert len(list((tmp_path / "store").glob("*/result.json"))) == 60
+    assert len(list((tmp_path / "store").glob("*/result.json"))) == len(runs)
 
 
 @pytest.mark.slow
@@ -205,6 +207,7 @@ def test_what_was_done_since_one_looked_is_not_done_again(tmp_path):
         attempt(store, Script("y", fails=True))
 
 
+@pytest.mark.slow
 def test_a_sweep_stops_when_its_first_task_fails_twice(tmp_path):
     events = []
     scripts = [Script("bad", fails=True, cost=9.0), *(Script(str(i)) for i in range(5))]

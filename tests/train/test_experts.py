@@ -24,6 +24,7 @@ def losses(folder):
     return [r.loss for r in read_metrics(folder / "metrics.jsonl")]
 
 
+@pytest.mark.slow
 def test_it_learns_and_both_styles_are_one_run(data, tmp_path):
     run = small_run(data, model=SPARSE, steps=30)
     train(run, tmp_path / "a", EVERY_STEP)

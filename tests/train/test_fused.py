@@ -119,6 +119,7 @@ def test_other_lengths_and_types_are_left_to_torch():
     assert not fused.fuse(GPT(config).to("meta"), 16)
 
 
+@pytest.mark.slow
 def test_without_a_compiler_torch_does_it(tmp_path):
     """A compiler that is not there, and one that fails: the decoder trains all the same."""
     (tmp_path / "cc").write_text("#!/bin/sh\nexit 1\n")

@@ -273,6 +273,7 @@ def test_styles_are_one_run(straight, data, tmp_path):
     assert [x for *_, x in losses(tmp_path / "run")] == pytest.approx([x for *_, x in losses(straight[0])], rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("peak", "measured"), [("measure", 1), (None, 0), (2.0e9, 0)])
 def test_utilisation_is_relative_to_the_peak(peak, measured, data, tmp_path, monkeypatch):
     """Measured, left out, or relative to a given number; each way says so in the records."""

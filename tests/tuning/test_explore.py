@@ -115,6 +115,7 @@ def test_as_many_points_at_random_are_worse(tmp_path):
     assert found / best - 1 < sum(drawn) / len(drawn)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_the_same_search_asks_for_the_same_runs(tmp_path, method):
     """So that an interrupted one continues: what was run is found, and the rest is proposed again."""

@@ -83,12 +83,14 @@ def test_one_seed_is_announced_and_stays_open(tmp_path):
     assert "One seed never gives a PASS: use 3 seeds" in str(plans[0])
 
 
+@pytest.mark.slow
 def test_values_that_diverge_are_results(tmp_path):
     result = tuned(tmp_path, f"--diverges {2**-7.5}", seeds=2)
     assert "diverged" in result.runs["status"].to_list()
     assert result.failed == 0
 
 
+@pytest.mark.slow
 def test_a_changed_script_is_another_run_unless_it_is_accepted(tmp_path):
     script, log = tmp_path / "bowl.py", tmp_path / "log"
     script.write_text(BOWL.read_text())
@@ -110,6 +112,7 @@ def test_a_changed_script_is_another_run_unless_it_is_accepted(tmp_path):
     assert "--accept-changes" in changed.notes[0]
 
 
+@pytest.mark.slow
 def test_accepted_changes_survive_an_interrupted_attempt_without_them(tmp_path):
     """The script is changed and started without the flag, which stops soon. The old runs can still be accepted."""
     script, log = tmp_path / "bowl.py", tmp_path / "log"
@@ -231,6 +234,7 @@ def train(trial):
 """
 
 
+@pytest.mark.slow
 def test_a_python_function(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(FUNCTION)
     monkeypatch.chdir(tmp_path)
@@ -434,6 +438,7 @@ def script(tmp_path, code):
 WRITE = "pathlib.Path(folder, 'm.json').write_text(json.dumps({'loss': %s}))\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "said"),
     [
@@ -475,6 +480,7 @@ def test_a_script_that_ignores_its_shape_is_refused(tmp_path):
                 out=tmp_path / "runs", workers=2)  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_later_is_retried_shown_and_left_out(tmp_path):
     bad = "if float(lr) <= 2**-8 and seed == '1': raise SystemExit('flaky node')\n"
     loss = "2 + 0.03 * (__import__('math').log2(float(lr)) + 7.3)**2 + 0.01 * int(seed) - 0.01 * int(depth)"
@@ -512,6 +518,7 @@ def test_a_damaged_record_is_as_good_as_none(tmp_path, damage):
     assert main([*words, "--accept-changes"]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "result", ["", "{", '{"status": "done", "loss": "low", "seconds": "x"}', '{"status": 3}', "[1]"]
 )
@@ -546,6 +553,7 @@ def test_a_tuned_value_that_is_no_number_is_refused(tmp_path, value, capsys):
         assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_an_error_and_loses_nothing(tmp_path):
     """Where runs cannot be written: a limit on the size of files stands for a full disk."""
     code = (

@@ -64,9 +64,10 @@ def test_two_nodes_share_the_commands_and_one_dies(tmp_path, cluster):
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
     far = cp.tune(command, **settings, engine="ray", address=cluster.address, out=tmp_path / "ray")
-    killer.join(1)
+    killer.join(120)
     assert not killer.is_alive()
-    assert sum(node["Alive"] for node in ray.nodes()) == 1
+    while sum(node["Alive"] for node in ray.nodes()) > 1:  # Ray notices a dead node by its missing heartbeats
+        time.sleep(0.1)
     nodes = [
         [line for line in p.read_text().splitlines() if line.startswith("on node")] for p in store.glob("*/log.txt")
     ]

@@ -41,6 +41,7 @@ def searched(tmp_path, study, name, rules, depths):
     return engine, grid, few, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-{c[2]}-{c[3]}")
 def test_half_of_the_grid_gives_its_optimum_and_its_verdict(tmp_path, case):
     engine, grid, few, name = searched(tmp_path, *case)
