@@ -144,17 +144,14 @@ def reduced(
     repeated = _repeated(model, stacks)
     dropped = {id(module): nn.Identity() for name, module in model.named_modules() if name in repeated}
     cut = {id(p) for name, p in model.named_parameters(remove_duplicate=False) if name in rows}
-    memo: dict[int, object] = dict(dropped)
-    total = 0
+    shapes: dict[int, tuple[int, ...]] = {}
     for module in _outside(model, dropped):
         for p in module._parameters.values():
-            if p is not None and id(p) not in memo:
-                shape = (min(p.shape[0], ROWS), *p.shape[1:]) if id(p) in cut else p.shape
-                total += math.prod(shape)
-                memo[id(p)] = nn.Parameter(torch.empty(shape, device="meta"))
-    if total > LARGEST_SPECIMEN:
+            if p is not None:
+                shapes[id(p)] = (min(p.shape[0], ROWS), *p.shape[1:]) if id(p) in cut else tuple(p.shape)
+    if sum(map(math.prod, shapes.values())) > LARGEST_SPECIMEN:
         return None
-    memo |= {key: nn.Parameter(torch.empty_like(p, device="cpu")) for key, p in memo.items() if isinstance(p, Tensor)}
+    memo: dict[int, object] = dropped | {key: nn.Parameter(torch.empty(shape)) for key, shape in shapes.items()}
     memo |= {id(b): _real_buffer(b, buffers.get(name)) for name, b in model.named_buffers() if b.is_meta}
     copied = copy.deepcopy(model, memo)
     gone = {id(identity) for identity in dropped.values()}

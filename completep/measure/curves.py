@@ -288,14 +288,21 @@ def deeper_is(ladder: Sequence[Curve], place: float) -> Deeper | None:
 
 def _change(shallow: Curve, deep: Curve, place: float) -> Floats:
     """log of the loss ratio, seed by seed."""
-    heights = np.array(
-        [[_height(c.x, seed, place) for seed in c.losses.T] for c in (shallow, deep)]
-    )  # NaN: this seed was not run there
+    before, after = _heights(shallow, place), _heights(deep, place)
     with np.errstate(invalid="ignore"):
-        change: Floats = np.log(heights[1]) - np.log(heights[0])
+        change: Floats = np.log(after) - np.log(before)
     return np.asarray(change[np.isfinite(change)])
 
 
-def _height(x: Floats, losses: Floats, place: float) -> float:
-    run = ~np.isnan(losses)
-    return height_at(x[run], losses[run], place) if run.sum() > 1 else np.nan
+def _heights(curve: Curve, place: float) -> Floats:
+    """The curve's height at a place, seed by seed; NaN where this seed was not run."""
+    x, losses = curve.x, curve.losses
+    heights = np.full(losses.shape[1], np.nan)
+    whole = np.isfinite(losses).all(0) & (len(x) > 1 and x[0] <= place <= x[-1])
+    if whole.any():
+        weights = [height_at(x, unit, place) for unit in np.eye(len(x))]  # of finite losses it is a linear function
+        heights[whole] = weights @ losses[:, whole]
+    for i in np.flatnonzero(~whole):
+        run = ~np.isnan(losses[:, i])
+        heights[i] = height_at(x[run], losses[run, i], place) if run.sum() > 1 else np.nan
+    return heights

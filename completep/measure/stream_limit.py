@@ -40,7 +40,7 @@ def derived_growth(rules: Rules, depth: int, std: float = 1.0) -> float:
 
 def limit(rules: Rules, std: float = 1.0) -> float:
     """At infinite depth."""
-    alpha = -math.log2(rules.branch(1, 2))
+    alpha = -rules.branch.depth
     return math.inf if alpha < 0.5 else math.exp(std**2 / 2) if alpha == 0.5 else 1.0
 
 

@@ -7,6 +7,7 @@ In: a name, a scale, other values on some axes. Out: a `StudyResult`: agreement 
     judging.py   what several studies judge alike
     lr_transfer.py, init_transfer.py, lr_transfer_compute_optimal.py, eps_transfer.py   transfer over depth
     expert_transfer.py                                                                  of a mixture of experts
+    qk_norm.py, embedding_lr.py                                                         objections, put to the test
     dynamics.py, coordinates.py, laziness.py                                            what happens during training
     shape.py, tau.py, lr_wd_grid.py, horizon.py, downstream.py                          compute-optimal training
     result.py    what a study, its plan and its status say

@@ -56,7 +56,7 @@ def file_system(path: Path, mounts: Path = MOUNTS) -> str:
         lines = [line.split() for line in mounts.read_text(errors="replace").splitlines()]
     except OSError:
         return ""
-    place = path.resolve()
+    place = Path(os.path.realpath(path))  # Path.resolve raises on a loop of links
     points = {Path(words[1].replace("\\040", " ")): words[2] for words in lines if len(words) > 2}
     return next((points[p] for p in (place, *place.parents) if p in points), "")
 

@@ -85,7 +85,7 @@ def _modules(folder: Path, name: str) -> list[Path]:
 def _python_path(folder: Path) -> list[Path]:
     """Folders of PYTHONPATH that belong to the working directory: what is installed elsewhere does not count."""
     given = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    places = [(folder / entry).resolve() for entry in given]
+    places = [Path(os.path.realpath(folder / entry)) for entry in given]  # Path.resolve raises on a loop of links
     return [place for place in places if place.is_relative_to(folder.resolve())]
 
 

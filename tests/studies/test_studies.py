@@ -181,12 +181,14 @@ def test_coordinates_at_the_papers_scale_are_the_papers(monkeypatch):
 
     asked = {}
     monkeypatch.setattr(grid, "coordinate_check", lambda source, rules, shapes, setting, **_: asked.update(locals()))
+    monkeypatch.setattr(coordinates, "measure_growth", lambda rules, depths, **_: asked.update(limits=depths))
     coordinates.STUDY.measure(coordinates.STUDY.at(PAPER), 1, None)
     s = asked["setting"]
     assert (s.std, s.lr, s.weight_decay, s.batch, s.steps) == (0.06, 2e-3, 0, 4, 10)
     assert s.batch * s.time * s.steps == 81920
     assert asked["source"].base == PAPER.base
     assert asked["source"].arguments == {"vocabulary": 50257, "head_size": 64}
+    assert asked["limits"] == list(paper.TRANSFER_DEPTHS)
 
 
 def test_every_module_with_a_study_is_known():

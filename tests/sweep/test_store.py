@@ -227,3 +227,11 @@ def test_counts(tmp_path):
         counts = store.counts([done, begun, absent, held, done])
     assert counts == Counts(runs=4, done=0, diverged=1, running=1, interrupted=1, missing=1)
     assert counts.unfinished == 3
+
+
+def test_a_loop_of_links_is_an_error_and_not_a_traceback(tmp_path):
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    for place in (loop, loop / "store"):
+        with pytest.raises(UserError, match="loop"):
+            Store(place).open()
