@@ -17,6 +17,7 @@ In: a factory of models at several sizes, or the losses of a sweep. Out: `Check`
     grid.py           the same over shapes, parameterizations and seeds
     verdict.py        coordinates → findings with slopes and words
     linearization.py  laziness: one step of a block against its linearization, and the verdict
+    stream_limit.py   the stream of an untrained network over depth, against its derived limit
     sweeps.py         a sweep as a frame: anybody's CSV, its columns by whatever names
     curves.py         loss curves over a hyperparameter: drift, regret and the verdict
     figures.py        the figures of all three

@@ -6,6 +6,7 @@ In: trials, each a point on some axes with its `Task`. Out: a store with one fol
     claims.py    who works on a task: kernel locks, or heartbeats on a network file system
     store.py     folders named by content; claims; what is done
     queue.py     tasks as files, for workers on other machines
+    progress.py  how far a sweep is, and how long the rest will take
     child.py     a child process of a task, which is stopped and ends with it
     devices.py   this machine's GPUs and memory; a run over several processes (torchrun)
     engine.py    the one loop that starts tasks, judges how they ended and retries

@@ -56,7 +56,7 @@ class ByOptuna:
         except ImportError as error:
             raise UserError(
                 f"a search over {len(self.dimensions)} dimensions by {self.method} needs Optuna",
-                fix="pip install 'completep[tune]', or --search random, which needs nothing",
+                fix="pip install 'completep[tune]', or search by random, which needs nothing",
             ) from error
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         first = min(10, max(ROUND, self.budget // 4))

@@ -96,7 +96,7 @@ def prepare(tuning: Tuning, out: Path, *, accept_changes: bool = False, writes: 
     if len(dimensions) > 1 and tuning.search == "bracket":
         raise UserError(
             f"{len(dimensions)} dimensions cannot be bracketed",
-            fix="use --search auto, tpe, gp or random, or one dimension",
+            fix="search by auto, tpe, gp or random, or give one dimension",
         )
     if len(dimensions) == 1 and tuning.search not in ("auto", "bracket"):
         raise UserError(f"search={tuning.search!r} is for several dimensions", fix="leave it out: one is bracketed")
@@ -134,7 +134,7 @@ def earlier_runs(
     names = sorted({name for v in versions for name in changed(v.scripts, scripts)})
     what = f"{', '.join(names)} changed since {made} runs were made"
     if not accept_changes:
-        return (), [f"{what}: they are made again. --accept-changes lets the old ones count."]
+        return (), [f"{what}: they are made again. accept_changes lets the old ones count."]
     return tuple(v.scripts for v in versions), [f"{what}. Those runs still count, as you asked."]
 
 

@@ -53,15 +53,15 @@ class Tuning:
         given = [name for name in ("command", "function", "model") if getattr(self, name)]
         if len(given) != 1:
             what = f"{' and '.join(given)} are given" if given else "there is nothing to tune"
-            raise UserError(what, fix="give a command, a function (file.py:train) or --model gpt: one of them")
+            raise UserError(what, fix="give a command, a function (file.py:train) or model=gpt: one of them")
         if self.model and self.model != GPT:
-            raise UserError(f"model={self.model!r} is not known", fix="--model gpt; for your own, give a command")
+            raise UserError(f"model={self.model!r} is not known", fix="use gpt; for your own model, give a command")
         if self.command and not self.loss:
-            raise UserError("where is the loss of a run?", fix=f"give --loss: {LOSS_EXAMPLE}")
+            raise UserError("no loss is given: where does a run leave it?", fix=f"give loss: {LOSS_EXAMPLE}")
         if self.loss and not self.command:
             raise UserError(f"loss={self.loss!r} is for commands", fix="leave it out: the loss is known here")
         if self.run and not self.model:
-            raise UserError(f"run={self.run!r} is for --model gpt", fix="leave it out")
+            raise UserError(f"run={self.run!r} is for model=gpt", fix="leave it out")
         choice("take", self.take, get_args(Take))
         choice("search", self.search, ("auto", "bracket", "tpe", "gp", "random"))
         whole("seeds", self.seeds)

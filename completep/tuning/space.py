@@ -154,7 +154,7 @@ def _several(name: str, dimension: Dimension) -> Dimension:
         shown = ", ".join(map(str, values)) or "no value"
         raise UserError(
             f"{name} has one value only ({shown}): there is nothing to search",
-            fix=f"give a range such as {name}=2^-10..2^-5, or make it a constant with --set {name}={shown}",
+            fix=f"give a range such as {name}=2^-10..2^-5, or make it a constant (set: {name}={shown})",
         )
     return Dimension(name, dimension.kind, values)
 

@@ -62,7 +62,7 @@ def refuse_unknown(name: str, known: Iterable[str], where: str) -> None:
     hint = f"did you mean {{{close[0]}}}? " if close else ""
     raise UserError(
         f"{where} has the unknown name {{{name}}}",
-        fix=f"{hint}the names are {', '.join(names)}; --space or --set makes others; write {{{{ and }}}} for braces",
+        fix=f"{hint}the names are {', '.join(names)}; space and set make others; write {{{{ and }}}} for braces",
     )
 
 

@@ -356,7 +356,7 @@ def test_a_dry_run_writes_nothing_and_shows_a_run(tmp_path, capsys):
         ({"space": {"lr": "2^-9..2^-9"}}, "one value only"),
         ({"loss": "metrics.jsonl:val_loss"}, "the same for every run"),
         ({"loss": "{folder}/metrics.txt"}, "names no place of a loss"),
-        ({"loss": ""}, "where is the loss"),
+        ({"loss": ""}, "no loss is given"),
         ({"proxies": [(32, 8)]}, "is not larger than the base"),
         ({"proxies": [(64, 2)]}, "is not larger than the base"),
         ({"seeds": 0}, "seeds=0"),
@@ -390,7 +390,7 @@ def test_what_cannot_work_is_refused_before_anything_runs(tmp_path, change, said
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "fix: give a command, a function (file.py:train) or --model gpt: one of them"),
+        ([], "fix: give a command, a function (file.py:train) or model=gpt: one of them"),
         (["python x.py"], "fix: give --loss: write '{folder}/metrics.jsonl:val_loss'"),
         (["--model", "gpt", "--loss", LOSS], "fix: leave it out: the loss is known here"),
         (["--model", "gpt", "--space", "lr"], "space: 'lr' is not a range"),
