@@ -2,10 +2,13 @@
 
 import math
 from itertools import product
+from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
 import polars as pl
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
 def optimal_frame(drift, seeds=1, flatter=None):

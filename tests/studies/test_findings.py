@@ -29,6 +29,7 @@ from completep.studies.shape import STUDY as SHAPE
 from completep.studies.tau import STUDY as TAU
 from completep.sweep.task import Point
 from tests.studies.frames import (
+    RESULTS,
     downstream_frame,
     dynamics_frame,
     eps_frame,
@@ -39,7 +40,6 @@ from tests.studies.frames import (
     transfer_frame,
     width_frame,
 )
-from tests.studies.test_results import RESULTS
 
 
 def find(study, frame):

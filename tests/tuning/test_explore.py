@@ -3,7 +3,6 @@
 import math
 import random
 from itertools import product
-from pathlib import Path
 
 import polars as pl
 import pytest
@@ -14,12 +13,9 @@ from completep.sweep.store import Store
 from completep.sweep.task import Point, Trial
 from completep.tuning.explore import Explore, TrustRegion, choose_method, default_budget
 from completep.tuning.space import Dimension, parse_space
+from tests.tuning.commands import BOWL, GRID, HELD_OUT, LOSS
 from tests.tuning.recorded import ROOT, Looked, Recorded
-from tests.tuning.test_tune import BOWL, LOSS
 
-GRID = Path(__file__).parent / "grid.csv"  # lr × std × weight decay of the decoder, 32 × 2, 80 steps, two seeds
-# lr × std × (1 - beta2) of the nanoGPT-style script, 32 × 2, 80 steps, two seeds. Nothing was chosen by it.
-HELD_OUT = Path(__file__).parent / "held_out.csv"
 METHODS = ("gp", "tpe", "random")
 
 

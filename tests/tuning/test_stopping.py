@@ -15,8 +15,7 @@ from completep.sweep.store import Store
 from completep.tuning.hopeless import hopeless
 from completep.tuning.reading import Reading
 from completep.tuning.stopping import StopsEarly
-from tests.tuning.test_explore import GRID, HELD_OUT
-from tests.tuning.test_tune_runs import carry_out, command
+from tests.tuning.commands import GRID, HELD_OUT, SETTING, carry_out, command
 
 
 def curve(*losses):
@@ -96,8 +95,6 @@ def test_a_hopeless_script_is_stopped_and_keeps_its_result(tmp_path):
 
 def setting(lr):
     from dataclasses import replace
-
-    from tests.tuning.test_tune_runs import SETTING
 
     return replace(SETTING, values=(("lr", lr),))
 

@@ -24,21 +24,9 @@ from completep.tuned import read_tuned
 from completep.tuning.again import command_of, engine_words
 from completep.tuning.record import record_path
 from completep.tuning.run import tune_plan, tune_status, tuning_of
+from tests.tuning.commands import BOWL, LOSS, SPACE, WORDS, WRITE, bowl, script, tuned
 
-BOWL = Path(__file__).parent / "bowl.py"
-WORDS = "--width {width} --depth {depth} --lr {lr} --seed {seed} --out {folder}"
-LOSS = "{folder}/metrics.jsonl:val_loss"
-SPACE = {"lr": "2^-9..2^-5"}
 ROOT = Path(__file__).parents[2]
-
-
-def bowl(more=""):
-    return f"python {shlex.quote(str(BOWL))} {WORDS} {more}"
-
-
-def tuned(tmp_path, more="", **changes):
-    settings = {"space": SPACE, "loss": LOSS, "base": (64, 2), "proxies": [(64, 8)], "out": tmp_path, **changes}
-    return cp.tune(bowl(more), **settings)
 
 
 @pytest.mark.slow
@@ -109,7 +97,7 @@ def test_a_changed_script_is_another_run_unless_it_is_accepted(tmp_path):
     changed = run()
     assert len(log.read_text().splitlines()) == 2 * count
     assert "bowl.py changed since" in changed.notes[0]
-    assert "--accept-changes" in changed.notes[0]
+    assert "accept_changes" in changed.notes[0]
 
 
 @pytest.mark.slow
@@ -391,7 +379,7 @@ def test_what_cannot_work_is_refused_before_anything_runs(tmp_path, change, said
     ("words", "said"),
     [
         ([], "fix: give a command, a function (file.py:train) or model=gpt: one of them"),
-        (["python x.py"], "fix: give --loss: write '{folder}/metrics.jsonl:val_loss'"),
+        (["python x.py"], "fix: give loss: write '{folder}/metrics.jsonl:val_loss'"),
         (["--model", "gpt", "--loss", LOSS], "fix: leave it out: the loss is known here"),
         (["--model", "gpt", "--space", "lr"], "space: 'lr' is not a range"),
         (["--model", "gpt", "--space", "lr=1..2", "lr=1..4"], "space: lr is given twice"),
@@ -427,15 +415,6 @@ def test_the_way_out_is_that_of_the_mistake(words, said, capsys, tmp_path):
 def test_a_template_without_a_name_that_the_search_needs_is_refused(tmp_path, words, said):
     with pytest.raises(UserError, match=said):
         cp.tune(f"python x.py {words}", space=SPACE, loss=LOSS, out=tmp_path)
-
-
-def script(tmp_path, code):
-    path = tmp_path / "script.py"
-    path.write_text("import json, pathlib, sys\nlr, seed, depth, folder = sys.argv[1:]\n" + code)
-    return f"python {path} {{lr}} {{seed}} {{depth}} {{folder}}"
-
-
-WRITE = "pathlib.Path(folder, 'm.json').write_text(json.dumps({'loss': %s}))\n"
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from completep.config import Shape
 from completep.tuning.reading import Source
 from completep.tuning.runs import Command, Setting
 from completep.tuning.scripts import find_scripts
-from tests.tuning.test_tune_runs import carry_out
+from tests.tuning.commands import carry_out
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "tune.md").read_text()

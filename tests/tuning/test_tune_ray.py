@@ -6,8 +6,9 @@ import warnings
 
 import pytest
 
+import completep as cp
 from completep.errors import UserError
-from tests.tuning.test_tune import BOWL, LOSS, SPACE, WORDS, WRITE, cp, script, tuned
+from tests.tuning.commands import BOWL, LOSS, SPACE, WORDS, WRITE, script, tuned
 
 ray = pytest.importorskip("ray", reason="needs the extra `ray`")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

@@ -12,35 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from completep.config import Shape
 from completep.sweep.store import Store
 from completep.sweep.task import TaskError
 from completep.tuning.reading import Source
-from completep.tuning.runs import Call, Command, Setting, derived
+from completep.tuning.runs import Call, derived
 from completep.tuning.scripts import find_scripts
+from tests.tuning.commands import SETTING, carry_out, command
 
 ROOT = Path(__file__).parents[2]
-SETTING = Setting(Shape(64, 2), Shape(64, 2), "completep", (("lr", 0.25),), 0)
 WRITES = (
     "import sys, json, pathlib\n"
     "pathlib.Path(sys.argv[1], 'm.json').write_text(json.dumps({'loss': float(sys.argv[2])}))"
 )
-
-
-def command(tmp_path, code, words="{folder} {lr}", **changes):
-    """A run of a Python script with this code."""
-    script = tmp_path / "script.py"
-    script.write_text(code)
-    own = Command(f"python script.py {words}", Source.parse("{folder}/m.json:loss"), SETTING, (), str(tmp_path))
-    return replace(own, **{"scripts": find_scripts(["python", "script.py"], tmp_path), **changes})
-
-
-def carry_out(task, folder):
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "lock", "w") as lock:
-        task.carry_out(folder, lock.fileno())
-    result = folder / "result.json"
-    return json.loads(result.read_text()) if result.exists() else None
 
 
 def test_a_run_keeps_its_loss_output_and_words(tmp_path):
