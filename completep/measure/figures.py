@@ -227,14 +227,15 @@ def growth_figure(growths: "Sequence[Growth]", name: str = "stream-limit") -> Fi
     low, high = charts.positive_span(points["measured"])
     x = charts.size_x("depth", sorted(points["depth"].unique().to_list()), "depth L (blocks)")
     domain = (low / 1.1, min(high, 100) * 1.1)
-    y = charts.y_axis("measured", "H^L / H^0", log=True, domain=domain)
+    growth = "H^L / H^0"
+    y = charts.y_axis("measured", growth, log=True, domain=domain)
     colour = charts.by_rules(points["rules"].unique(maintain_order=True).to_list())
     title = "Points: measured, with 90 % intervals; lines: [1 + σ²/2 · L^(-2α)]^L"
     hidden = charts.hiding("label", title)
     base = alt.Chart(points).encode(x=x, color=colour, opacity=charts.shown(hidden))
-    derived = charts.y_axis("derived", None, log=True, domain=domain)
+    derived = charts.y_axis("derived", growth, log=True, domain=domain)
     line = base.mark_line(clip=True).encode(y=derived).add_params(hidden)
-    bars = base.mark_rule(clip=True).encode(y=alt.Y("low:Q", title=None), y2="high:Q")
+    bars = base.mark_rule(clip=True).encode(y=alt.Y("low:Q", title=growth), y2="high:Q")
     tips = charts.tips("label:N", "depth:Q", measured=".4g", derived=".4g")
     marks = base.mark_point(filled=True, size=45, clip=True).encode(y=y, tooltip=tips)
     return Figure(

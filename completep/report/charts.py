@@ -137,7 +137,7 @@ def rules_colours(rules: Sequence[str]) -> list[str]:
 def by_rules(rules: Sequence[str]) -> alt.Color:
     """Colours for parameterizations, by the column that `labelled` adds."""
     scale = alt.Scale(domain=[display_name(r) for r in rules], range=rules_colours(rules))
-    legend = alt.Legend(orient="bottom", labelLimit=200, symbolStrokeWidth=3)
+    legend = alt.Legend(orient="bottom", labelLimit=200, symbolStrokeWidth=3, symbolOpacity=1)
     return alt.Color("label:N", title=None, scale=scale, legend=legend)
 
 

@@ -62,8 +62,8 @@ def conclude(verdicts: Verdicts) -> Outcome[Verdicts]:
     agreement: Agreement = UNSEEN
     if "FAIL" in (words.get("completep"), series) or "PASS" in lazy:
         agreement = "does not agree"
-    elif words.get("completep") == series == "PASS" and set(lazy) == {"FAIL"}:
-        agreement = "agrees"
+    elif words.get("completep") == "PASS" and set(lazy) == {"FAIL"}:
+        agreement = "agrees" if series == "PASS" else "agrees in part"
     at_output = ", ".join(
         f"{display_name(v.rules)} L^{v.slope.value:+.2f}" for v in verdicts.places if v.place == "output" and v.slope
     )
@@ -110,7 +110,7 @@ STUDY = listed(
             "block: after that block, after the last one and at the output. PASS if its 90 % interval is within 0.15 "
             "of 0. And the slopes of the first three terms of the Taylor series of a block of the decoder (width 32, "
             "depths up to 128, 6 seeds): PASS if the interval is within 0.15 of the derived slope. Agrees if CompleteP "
-            "PASSes at all places, alpha=0.5 and 0.75 FAIL at all, and all terms PASS."
+            "PASSes at all places, alpha=0.5 and 0.75 FAIL at all, and all terms PASS; in part if a term is INCONCLUSIVE."
         ),
         axes={
             "laptop": {"rules": RULES, "depth": (16, 32, 64, 128, 256), "seed": tuple(range(20))},
