@@ -110,7 +110,8 @@ STUDY = listed(
             "block: after that block, after the last one and at the output. PASS if its 90 % interval is within 0.15 "
             "of 0. And the slopes of the first three terms of the Taylor series of a block of the decoder (width 32, "
             "depths up to 128, 6 seeds): PASS if the interval is within 0.15 of the derived slope. Agrees if CompleteP "
-            "PASSes at all places, alpha=0.5 and 0.75 FAIL at all, and all terms PASS; in part if a term is INCONCLUSIVE."
+            "PASSes at all places, alpha=0.5 and 0.75 FAIL at all, and all terms PASS; in part if a term is "
+            "INCONCLUSIVE."
         ),
         axes={
             "laptop": {"rules": RULES, "depth": (16, 32, 64, 128, 256), "seed": tuple(range(20))},
