@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-
 from completep.errors import UserError
 from completep.measure.pool import each
 from completep.measure.words import Progress, Word, quiet
@@ -48,6 +46,8 @@ def log_growth(
     rules: Sequence[Rules], depths: Sequence[int], width: int, std: float, seed: int
 ) -> dict[tuple[str, int], float]:
     """log(H^L / H^0) by parameterization and depth, in float64. All parameterizations share the weights of a depth."""
+    import torch
+
     logs: dict[tuple[str, int], float] = {}
     for depth in depths:
         generator = torch.Generator().manual_seed(seed)
