@@ -14,7 +14,7 @@ import numpy.typing as npt
 from completep.config import parse_json, structure
 from completep.data.tokenizer import DTYPES, Tokenizer, load_tokenizer
 from completep.errors import UserError, some
-from completep.files import cache_folder, lock, read_text, write_over
+from completep.files import cache_folder, lock, open_regular, read_bytes, read_text, write_over
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -124,7 +124,7 @@ class Corpus:
         path, hashed = self.folder / shard.file, hashlib.sha256()
         largest = 0
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 while block := file.read(BLOCK):
                     hashed.update(block)
                     largest = max(largest, int(np.frombuffer(block, self._dtype).max()))
@@ -163,7 +163,7 @@ class Corpus:
 
 def _read_stamps(path: Path) -> object:
     try:
-        return json.loads(path.read_text())
+        return json.loads(read_bytes(path))
     except (OSError, ValueError, RecursionError):
         return None
 

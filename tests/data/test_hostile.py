@@ -98,7 +98,7 @@ def test_a_parquet_bomb_takes_bounded_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(parquet, "memory_budget", lambda most: 250 * 10**6)
     with pytest.raises(UserError, match="of memory to unpack") as caught:
         list(parquet.texts(str(path), "text", 0, 400, 2 * 10**6))
-    assert "--max-document 4000000" in caught.value.fix
+    assert "max_document=4000000" in caught.value.fix
     monkeypatch.undo()
     assert len(list(parquet.texts(str(path), "text", 0, 5, 2 * 10**6))) == 5
 
@@ -236,3 +236,10 @@ def test_a_manifest_that_is_none(text, corpus):
     (corpus / "manifest.json").write_text(text)
     with pytest.raises(UserError, match=r"manifest\.json"):
         load_corpus(corpus)
+
+
+def test_a_parquet_file_on_which_the_reader_panics(tmp_path, capsys):
+    """Two bytes of an ordinary file were changed: polars panics, which is not an Exception in Python."""
+    words = ["prepare", str(Path(__file__).parent / "panic.parquet"), "--out", str(tmp_path / "out"), "--workers", "1"]
+    assert main(words) == 2
+    assert "is not a parquet file that can be read" in capsys.readouterr().err
