@@ -352,7 +352,7 @@ def _exactly(value: object, kind: type) -> object:
     """Without silent conversions: "3" is not 3, and True is not 1."""
     wanted = (int, float) if kind is float else kind
     if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):
-        raise ValueError(f"{value!r} is not of type {kind.__name__}")
+        raise ValueError(f"{value!r:.60} is not of type {kind.__name__}")
     try:
         return float(value) if kind is float else value  # type: ignore[arg-type]
     except OverflowError:

@@ -243,3 +243,24 @@ def test_a_parquet_file_on_which_the_reader_panics(tmp_path, capsys):
     words = ["prepare", str(Path(__file__).parent / "panic.parquet"), "--out", str(tmp_path / "out"), "--workers", "1"]
     assert main(words) == 2
     assert "is not a parquet file that can be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"end": 0', '"end": -7'),
+        ('"vocabulary": 256', '"vocabulary": 0'),
+        ('"vocabulary": 256', f'"vocabulary": {"9" * 4300}'),
+        ('"tokens": ', f'"tokens": {"9" * 4290}'),
+    ],
+    ids=["end", "no ids", "many ids", "many tokens"],
+)
+def test_absurd_numbers_in_a_manifest_are_short_errors(tmp_path, old, new):
+    (tmp_path / "a.txt").write_text("some text\n" * 100)
+    prepare([str(tmp_path / "a.txt")], tmp_path / "corpus", workers=1)
+    path = tmp_path / "corpus" / "manifest.json"
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new, 1))
+    with pytest.raises(UserError) as caught:
+        load_corpus(tmp_path / "corpus")
+    assert len(caught.value.what) < 400
