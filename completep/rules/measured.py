@@ -101,7 +101,7 @@ def load_rules(path: Path | str) -> Rules:
         measured = _read(data)
     except UserError:
         raise
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
         what = f"{path} is not a file of measured rules: {type(error).__name__}: {error}"
         raise UserError(what, fix=again) from error
     if data.get("sha256") != measured.digest:

@@ -190,6 +190,7 @@ def forged(path, row=None, **changes):
         ({"source": 5}, "source is 5"),
         ({"row": {"exponents": {"lrr": {"width": 1.0}}}}, "unknown setting, 'lrr'"),
         ({"row": {"exponents": {"lr": {"zzz": 1.0}}}}, "unknown axis, 'zzz'"),
+        ({"row": {"exponents": {"lr": {"width": 10**400}}}}, "too large"),
         ({"axes": {"z": {"parameter": "x", "dimension": 10**30}}}, "along no dimension"),
     ],
 )
