@@ -271,14 +271,14 @@ def unsealed(text: "str | bytes", *, or_plain: bool = False) -> dict[str, Any]:
     """
     try:
         content = json.loads(text)
-    except RecursionError as error:
+        if not isinstance(content, dict):
+            raise ValueError("it is not a JSON object")
+        if or_plain and not {"sealed", "digest"} & content.keys():
+            return content
+        if content.pop("digest", None) != _digest(content) or content.pop("sealed", None) is not True:
+            raise ValueError("its content does not match its digest")
+    except RecursionError as error:  # of reading it, or of writing it again for the digest, which goes less deep
         raise ValueError("it is nested too deeply") from error
-    if not isinstance(content, dict):
-        raise ValueError("it is not a JSON object")
-    if or_plain and not {"sealed", "digest"} & content.keys():
-        return content
-    if content.pop("digest", None) != _digest(content) or content.pop("sealed", None) is not True:
-        raise ValueError("its content does not match its digest")
     return content
 
 

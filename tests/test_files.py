@@ -196,3 +196,10 @@ def test_a_link_is_removed_and_not_what_it_leads_to(tmp_path):
     assert (tmp_path / "victim" / "file").read_text() == "precious"
     remove_folder(tmp_path / "victim")
     assert not (tmp_path / "victim").exists()
+
+
+def test_a_sealed_file_of_any_depth_is_an_error_of_input():
+    """There are depths that json reads, but cannot write again."""
+    for depth in range(1, 1200):
+        with pytest.raises(ValueError, match=r"digest|nested"):
+            unsealed('{"sealed": true, "digest": "x", "a": ' + "[" * depth + "]" * depth + "}")
