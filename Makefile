@@ -1,7 +1,7 @@
 # make demo   tune the learning rate at depth 2, use it at depth 32: about four minutes, with a report
 # make check  formatting, lint, types and the fast tests: the loop while you edit
 # make test   everything that must hold
-# make fuzz   20 000 hostile commands and files (`make test` runs 2 000 of them)
+# make fuzz   20 000 hostile commands and files, 15 kills, 300 flipped bits (`make test` runs some of them)
 # make docs   the site, in site/
 # Each installs what it needs on first use (all it needs is Python ≥ 3.11).
 
@@ -26,7 +26,9 @@ test: lint
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST)
 
 fuzz: $(VENV)/.test
-	COMPLETEP_FUZZ=20000 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/fuzz $(PYTEST)
+	COMPLETEP_FUZZ=20000 COMPLETEP_KILLS=15 COMPLETEP_FLIPS=300 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal \
+		tests/fuzz tests/train/test_damage.py \
+		tests/sweep/test_local.py::test_runs_killed_at_random_moments $(PYTEST)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -271,14 +271,14 @@ def unsealed(text: "str | bytes", *, or_plain: bool = False) -> dict[str, Any]:
     """
     try:
         content = json.loads(text)
-    except RecursionError as error:
+        if not isinstance(content, dict):
+            raise ValueError("it is not a JSON object")
+        if or_plain and not {"sealed", "digest"} & content.keys():
+            return content
+        if content.pop("digest", None) != _digest(content) or content.pop("sealed", None) is not True:
+            raise ValueError("its content does not match its digest")
+    except RecursionError as error:  # of reading it, or of writing it again for the digest, which goes less deep
         raise ValueError("it is nested too deeply") from error
-    if not isinstance(content, dict):
-        raise ValueError("it is not a JSON object")
-    if or_plain and not {"sealed", "digest"} & content.keys():
-        return content
-    if content.pop("digest", None) != _digest(content) or content.pop("sealed", None) is not True:
-        raise ValueError("its content does not match its digest")
     return content
 
 
@@ -352,7 +352,7 @@ def _exactly(value: object, kind: type) -> object:
     """Without silent conversions: "3" is not 3, and True is not 1."""
     wanted = (int, float) if kind is float else kind
     if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):
-        raise ValueError(f"{value!r} is not of type {kind.__name__}")
+        raise ValueError(f"{value!r:.60} is not of type {kind.__name__}")
     try:
         return float(value) if kind is float else value  # type: ignore[arg-type]
     except OverflowError:

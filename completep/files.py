@@ -1,13 +1,18 @@
 """Reading, writing and locking files. A new file appears complete or not at all, and nothing is overwritten.
 
-Folders may come from somebody else, so nothing here follows a symbolic link at the name it writes to.
+Folders may come from somebody else, so nothing here follows a symbolic link at the name it writes to, and nothing
+reads what is not a regular file: a named pipe would make the reader wait, and a device has no end.
 """
 
+import errno
 import hashlib
 import os
+import shutil
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import IO
 
@@ -19,7 +24,9 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 # Windows has neither. O_NONBLOCK: opening a named pipe does not wait for its other end.
-SAFELY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+NO_WAIT = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+SAFELY = getattr(os, "O_NOFOLLOW", 0) | NO_WAIT
+SMALL = 2**26  # bytes of a file of settings or results; a larger one is not ours
 
 
 def write_new(path: Path, content: "str | bytes") -> Path:
@@ -113,9 +120,37 @@ def fresh_folder(parent: Path, name: str) -> Path:
     raise UserError(f"no free folder name under {parent}", fix="move old results away")
 
 
-def read_text(path: Path) -> str:
+def remove_folder(path: Path) -> None:
+    """Remove a folder of ours, if it is there. A symbolic link itself is removed, never what it leads to."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def open_regular(path: "Path | str") -> BufferedReader:
+    """Open a file for reading. What is not a regular file is an OSError, at once."""
+    descriptor = os.open(path, os.O_RDONLY | NO_WAIT)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+
+
+def read_bytes(path: "Path | str", most: int = SMALL) -> bytes:
+    """The content of a regular file. One of more than `most` bytes is an OSError."""
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > most:
+            raise OSError(errno.EFBIG, f"it has more than {most} bytes", str(path))
+        return file.read()
+
+
+def read_text(path: Path, most: int = SMALL) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_bytes(path, most).decode()
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}", fix="check the name") from error
     except ValueError as error:  # not UTF-8, or a NUL byte in the name
@@ -123,7 +158,7 @@ def read_text(path: Path) -> str:
 
 
 def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

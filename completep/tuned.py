@@ -9,7 +9,7 @@ from completep.errors import UserError
 from completep.files import read_text, write_over
 
 FORMAT = 1
-LARGEST = 1e300  # of a value
+SMALLEST, LARGEST = 1e-100, 1e100  # of a value that is not 0: products of a few are still numbers
 MADE = "make it with `completep tune`"
 
 
@@ -86,6 +86,6 @@ def read_tuned(source: "TunedValues | Path | str") -> TunedValues:
         raise UserError(f"{name} has format {tuned.format}; this version reads {FORMAT}", fix=MADE)
     numbers = {**{key: value.value for key, value in tuned.values.items()}, **tuned.constants}
     for key, number in numbers.items():
-        if isinstance(number, (int, float)) and not abs(number) <= LARGEST:
+        if isinstance(number, (int, float)) and number and not SMALLEST <= abs(number) <= LARGEST:
             raise UserError(f"{name}: {key} is {str(number)[:20]}, not a number that a run can have", fix=MADE)
     return tuned

@@ -184,7 +184,7 @@ def test_an_error_of_ours_has_its_own_code_and_keeps_its_traceback(tmp_path, cap
     said = capsys.readouterr().err
     assert "internal error: ZeroDivisionError: [/] \\x1b[31m" in said
     assert "Traceback" not in said
-    assert "open an issue" in said
+    assert "open an issue in the project's repository" in said
     (kept,) = tmp_path.glob("completep-error-*.txt")
     assert str(kept) in said.replace("\n", "")
     assert "Traceback (most recent call last)" in kept.read_text()
@@ -202,6 +202,7 @@ def test_an_error_of_ours_has_its_own_code_and_keeps_its_traceback(tmp_path, cap
         (MemoryError(), 2),
         (KeyboardInterrupt(), 130),
         (RecursionError(), 70),
+        (BaseException("a compiled library panicked"), 70),
     ],
     ids=repr,
 )

@@ -9,7 +9,20 @@ import pytest
 from completep import files
 from completep.config import sealed, unsealed
 from completep.errors import UserError
-from completep.files import append, fresh_folder, is_locked, lock, make_folder, write_new, write_over
+from completep.files import (
+    append,
+    fresh_folder,
+    is_locked,
+    lock,
+    make_folder,
+    read_bytes,
+    read_text,
+    remove_folder,
+    sha256_of,
+    write_new,
+    write_over,
+)  # fmt: skip
+from tests.hostile import PLANTED, plant, within
 
 HOLD = """
 import sys
@@ -153,3 +166,40 @@ def test_a_file_is_never_overwritten(tmp_path):
         write_new(path, "second")
     assert path.read_text() == "first"
     assert [p.name for p in path.parent.iterdir()] == ["a.txt"]
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+def test_only_regular_files_are_read_and_nothing_waits(tmp_path, kind):
+    path = tmp_path / "file"
+    plant(path, kind)
+    for read in (read_bytes, sha256_of):
+        with within(), pytest.raises(OSError, match=r"regular file|directory"):
+            read(path)
+    with within(), pytest.raises(UserError, match="cannot read"):
+        read_text(path)
+
+
+def test_what_should_be_small_is_bounded(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 100)
+    assert read_text(path, most=100) == "x" * 100
+    with pytest.raises(UserError, match="more than 99 bytes"):
+        read_text(path, most=99)
+
+
+def test_a_link_is_removed_and_not_what_it_leads_to(tmp_path):
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "victim" / "file").write_text("precious")
+    (tmp_path / "link").symlink_to(tmp_path / "victim")
+    remove_folder(tmp_path / "link")
+    assert not (tmp_path / "link").exists()
+    assert (tmp_path / "victim" / "file").read_text() == "precious"
+    remove_folder(tmp_path / "victim")
+    assert not (tmp_path / "victim").exists()
+
+
+def test_a_sealed_file_of_any_depth_is_an_error_of_input():
+    """There are depths that json reads, but cannot write again."""
+    for depth in range(1, 1200):
+        with pytest.raises(ValueError, match=r"digest|nested"):
+            unsealed('{"sealed": true, "digest": "x", "a": ' + "[" * depth + "]" * depth + "}")

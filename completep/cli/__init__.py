@@ -43,6 +43,7 @@ BROKEN_PIPE = 141  # what a shell reports of a program whose reader is gone
 PLACES = {
     errno.EACCES, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOSPC,
     errno.ENOTDIR, errno.EPERM, errno.EROFS, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ENXIO, errno.EINVAL,
+    errno.EFBIG,
 }  # fmt: skip
 
 COMMANDS: dict[str, Callable[..., int]] = {
@@ -99,7 +100,9 @@ def main(words: list[str] | None = None) -> int:
         return _mistake(f"cannot use {what}: {error.strerror}", "choose another place, or make this one usable")
     except MemoryError:
         return _mistake("there is not enough memory for this", "use a smaller model, batch or file")
-    except Exception:
+    except (SystemExit, GeneratorExit):
+        raise
+    except BaseException:  # a panic of a compiled library is not an Exception
         return _bug()
 
 
@@ -136,6 +139,6 @@ def _bug() -> int:
             with open(number, "w", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(f"completep {__version__}, Python {sys.version}\n{trace}")
             lines.append(f"  traceback: {path}; COMPLETEP_DEBUG=1 prints it")
-    lines.append("  This is a bug of completep. Please open an issue on the project's page, with the traceback.")
+    lines.append("  This is a bug of completep. Please open an issue in the project's repository, with the traceback.")
     console(stderr=True).print(Text("internal error:", "red"), "\n".join(lines))
     return INTERNAL

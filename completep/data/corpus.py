@@ -14,12 +14,17 @@ import numpy.typing as npt
 from completep.config import parse_json, structure
 from completep.data.tokenizer import DTYPES, Tokenizer, load_tokenizer
 from completep.errors import UserError, some
-from completep.files import cache_folder, lock, read_text, write_over
+from completep.files import cache_folder, lock, open_regular, read_bytes, read_text, write_over
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 BLOCK = 2**24  # bytes read at a time to verify a shard; a multiple of every id's size
 AGAIN = "prepare the corpus again with `completep prepare`, into another folder"
+
+
+def _shown(number: int) -> str:
+    """A number of a manifest in an error message: it may have thousands of digits."""
+    return str(number) if abs(number) < 2**63 else "far too many"
 
 
 @dataclass(frozen=True)
@@ -29,8 +34,8 @@ class Shard:
     sha256: str
 
     def __post_init__(self) -> None:
-        if self.tokens < 0:
-            raise UserError(f"{self.file}: {self.tokens} tokens", fix=AGAIN)
+        if not 0 <= self.tokens < 2**63:
+            raise UserError(f"{self.file:.80}: {_shown(self.tokens)} tokens", fix=AGAIN)
 
 
 @dataclass(frozen=True)
@@ -124,7 +129,7 @@ class Corpus:
         path, hashed = self.folder / shard.file, hashlib.sha256()
         largest = 0
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 while block := file.read(BLOCK):
                     hashed.update(block)
                     largest = max(largest, int(np.frombuffer(block, self._dtype).max()))
@@ -163,7 +168,7 @@ class Corpus:
 
 def _read_stamps(path: Path) -> object:
     try:
-        return json.loads(path.read_text())
+        return json.loads(read_bytes(path))
     except (OSError, ValueError, RecursionError):
         return None
 
@@ -188,7 +193,7 @@ def _manifest(text: str, path: Path) -> Manifest:
     content = parse_json(text, str(path), AGAIN)
     version = content.get("format") if isinstance(content, dict) else None
     if version != FORMAT or isinstance(version, bool):
-        raise UserError(f"{path} has format {version!r}; this completep reads format {FORMAT}", fix=AGAIN)
+        raise UserError(f"{path} has format {version!r:.40}; this completep reads format {FORMAT}", fix=AGAIN)
     return structure(content, Manifest, str(path), AGAIN)
 
 
@@ -196,10 +201,10 @@ def _check_vocabulary(manifest: Manifest, path: Path) -> None:
     size, end = manifest.tokenizer.vocabulary, manifest.tokenizer.end
     if manifest.dtype not in DTYPES:
         raise UserError(f"{path}: dtype {manifest.dtype!r}, not one of {', '.join(DTYPES)}", fix=AGAIN)
-    if size > DTYPES[manifest.dtype]:
-        raise UserError(f"{path}: a vocabulary of {size} does not fit into {manifest.dtype}", fix=AGAIN)
-    if end >= size:
-        raise UserError(f"{path}: the end id {end} lies outside the vocabulary of {size}", fix=AGAIN)
+    if not 1 <= size <= DTYPES[manifest.dtype]:
+        raise UserError(f"{path}: a vocabulary of {_shown(size)} does not fit into {manifest.dtype}", fix=AGAIN)
+    if not 0 <= end < size:
+        raise UserError(f"{path}: the end id {_shown(end)} lies outside the vocabulary of {size}", fix=AGAIN)
 
 
 def _check_names(manifest: Manifest, path: Path) -> None:

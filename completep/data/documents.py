@@ -57,7 +57,7 @@ def _digest(data: "bytes | mmap.mmap") -> bytes:
 
 
 def _too_long(where: str, max_document: int) -> UserError:
-    fix = f"split it, leave it out, or raise the limit: --max-document {2 * max_document} (max_document in Python)"
+    fix = f"split it, leave it out, or raise the limit: max_document={2 * max_document}"
     return UserError(f"{where} is longer than the limit of {max_document} bytes", fix=fix)
 
 

@@ -17,7 +17,7 @@ from completep.data.shards import ShardWriter, cut_tail, writing
 from completep.data.sources import Piece, units
 from completep.data.tokenizer import Tokenizer, dtype_for, load_tokenizer
 from completep.errors import UserError
-from completep.files import lock, sha256_of, write_new
+from completep.files import lock, read_bytes, sha256_of, write_new
 
 Progress = Callable[[int, int, int], None]  # units done, all units, tokens so far
 Results = Generator[tuple[int, "Record"], None, None]  # index of a unit, its record
@@ -181,7 +181,7 @@ def _process_all(work: Sequence[Unit], workers: int, progress: Progress) -> list
 def _finished(unit: Unit) -> Record | None:
     """The record of a unit that was finished with the same inputs and whose shards are complete."""
     try:
-        content = json.loads(unit.record.read_text())
+        content = json.loads(read_bytes(unit.record))
         shards = {name: Shard(**content[name]) if content[name] else None for name in ("train", "validation")}
         record = Record(content["fingerprint"], **shards)
         complete = all(sha256_of(unit.out / s.file) == s.sha256 for s in record.shards)

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Literal
 
 from completep.config import BUILTIN
+from completep.data.parquet import columns
 from completep.errors import UserError, some
 
 TEXT_BYTES = 16 * 2**20  # small text files are grouped up to this size, so that there are few shards
@@ -129,18 +130,11 @@ def _cut(path: Path, kind: Literal["text", "jsonl", "gzip", "parquet"], length: 
 
 
 def _parquet_rows(path: Path, text_field: str) -> int:
-    import polars as pl
-
-    frame = pl.scan_parquet(path)
-    try:
-        schema = frame.collect_schema()
-        rows = int(frame.select(pl.len()).collect().item())
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise UserError(f"{path} is not a parquet file: {error}", fix="check the file, or leave it out") from error
-    if text_field not in schema:
-        raise UserError(f"{path} has no field {text_field!r}", fix=f"it has: {some(schema.names())}")
-    if schema[text_field] != pl.String:
-        raise UserError(f"{path}: the field {text_field!r} is {schema[text_field]}, not text", fix="name another field")
+    rows, types = columns(str(path))
+    if text_field not in types:
+        raise UserError(f"{path} has no field {text_field!r}", fix=f"it has: {some([*types])}")
+    if types[text_field] != "String":
+        raise UserError(f"{path}: the field {text_field!r} is {types[text_field]}, not text", fix="name another field")
     return rows
 
 

@@ -12,10 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from completep.errors import UserError, some
+from completep.files import read_text
 
 Ids = npt.NDArray[np.unsignedinteger[Any]]
 
 DTYPES = {"uint8": 2**8, "uint16": 2**16, "uint32": 2**32}  # name → number of different ids it can hold
+MOST_BYTES = 2**28  # of a tokenizer.json
 END_TOKENS = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "[SEP]")
 
 # The hashes that tiktoken checks for the same files (tiktoken_ext/openai_public.py). They detect a changed vocabulary.
@@ -165,7 +167,7 @@ def _from_json(path: Path) -> Tokenizer:
         import tokenizers
     except ImportError as error:
         raise UserError(f"{path} needs the package tokenizers", fix="pip install 'completep[hf]'") from error
-    data = path.read_bytes()
+    data = read_text(path, MOST_BYTES).encode()
     try:
         loaded = tokenizers.Tokenizer.from_str(data.decode())
     except Exception as error:  # the library raises plain Exception

@@ -22,7 +22,7 @@ import polars as pl
 from completep.config import sealed, structure, unsealed
 from completep.data.tokenizer import Tokenizer, load_tokenizer
 from completep.errors import UserError, some
-from completep.files import read_text, write_new
+from completep.files import read_text, sha256_of, write_new
 from completep.integrations.runs import accelerator, load_run
 from completep.integrations.scoring import Pair, Score, continue_greedily, score
 from completep.model.gpt import GPT
@@ -171,6 +171,9 @@ def evaluation_from_json(text: str, name: str = "evaluation.json") -> Evaluation
     stored = structure(content, Stored, name, fix)
     if not stored.tasks:
         raise UserError(f"{name} has no tasks", fix=fix)
+    for task, s in stored.tasks.items():
+        if not (0 <= s.accuracy <= 100 and 0 <= (s.stderr or 0) <= 100 and 0 <= s.items < 2**63):
+            raise UserError(f"{name}: the scores of {task!r:.80} are out of range", fix=fix)
     return Evaluation(
         stored.name,
         {task: (s.accuracy, math.nan if s.stderr is None else s.stderr) for task, s in stored.tasks.items()},
@@ -192,7 +195,7 @@ class Request:
     @property
     def key(self) -> str:
         """A short hash of everything that determines the scores of a run. Local items count by their content."""
-        items = "hub" if self.data is None else [_sha256(local_file(self.data, task)) for task in self.tasks]
+        items = "hub" if self.data is None else [sha256_of(local_file(self.data, task)) for task in self.tasks]
         tokenizer = None if self.tokenizer is None else load_tokenizer(self.tokenizer).fingerprint
         content = [self.tasks, self.limit, self.longest, items, tokenizer]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
@@ -222,11 +225,6 @@ def stored_evaluation(folder: Path, request: Request) -> Evaluation | None:
     """What `evaluate_run` stored in the folder, or None."""
     path = request.path(folder)
     return evaluation_from_json(read_text(path), str(path)) if path.exists() else None
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def evaluate(

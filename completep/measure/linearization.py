@@ -46,6 +46,7 @@ ORDERS = (1, 2, 3)
 FLOAT32_MAX = float(torch.finfo(torch.float32).max)
 # 600 handwritten digits, 8 × 8 (Alpaydin & Kaynak 1998, UCI, CC BY 4.0).
 DIGITS = Path(__file__).parent / "digits.csv.gz"
+MOST_LABELS = 10_000  # each is a row of the readout
 IMAGES = "give a .csv or .csv.gz: pixels, then the label, one image per line"
 
 
@@ -75,6 +76,10 @@ def images(path: Path | None = None) -> tuple[Tensor, Tensor]:
         raise UserError(f"{source} cannot be read as numbers: {error}", fix=IMAGES) from error
     if table.shape[1] < 3 or not (table[:, -1] == table[:, -1].round()).all() or table[:, -1].min() < 0:
         raise UserError(f"{source} has no whole label in its last column", fix=IMAGES)
+    if not np.isfinite(table).all():
+        raise UserError(f"{source} has pixels that are not finite", fix=IMAGES)
+    if table[:, -1].max() >= MOST_LABELS:
+        raise UserError(f"{source} has the label {table[:, -1].max():g}", fix=f"use labels from 0 to {MOST_LABELS - 1}")
     pixels = torch.from_numpy(table[:, :-1])
     return pixels / pixels.max().clamp_min(1e-9), torch.from_numpy(table[:, -1]).long()
 

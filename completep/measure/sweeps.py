@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 
 from completep.errors import UserError, some
+from completep.files import open_regular
 
 HYPERPARAMETERS = ("lr", "std", "eps", "weight_decay")
 LARGEST = 2**53  # beyond, a float is not every whole number
@@ -34,6 +35,7 @@ def read_sweep(path: Path, names: Mapping[str, str] | None = None) -> pl.DataFra
     A loss that is no number (`nan`, `diverged`) is a run that diverged; a blank is a run that was not done.
     """
     try:
+        open_regular(path).close()
         frame = pl.read_csv(path, infer_schema=False, null_values=[""])
     except (OSError, ValueError, pl.exceptions.PolarsError) as error:
         first = next(iter(str(error).splitlines()), type(error).__name__)

@@ -6,7 +6,7 @@ The file seals itself: its name in the checkpoint of a run, and in `explain`, is
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
@@ -101,7 +101,7 @@ def load_rules(path: Path | str) -> Rules:
         measured = _read(data)
     except UserError:
         raise
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
         what = f"{path} is not a file of measured rules: {type(error).__name__}: {error}"
         raise UserError(what, fix=again) from error
     if data.get("sha256") != measured.digest:
@@ -115,6 +115,9 @@ def _read(data: Json) -> MeasuredRules:
     rows = []
     for row in cast(list[Json], data["rows"]):
         exponents = {str(s): _numbers(axes) for s, axes in cast(dict[str, Json], row["exponents"]).items()}
+        _refuse_unknown("setting", exponents, SETTINGS, row)
+        for powers in exponents.values():
+            _refuse_unknown("axis", powers, ("width", "depth", *cast(Json, data["axes"])), row)
         measured = {
             str(s): {a: _triple(v) for a, v in axes.items()}
             for s, axes in cast(dict[str, Json], row["measured"]).items()
@@ -122,7 +125,17 @@ def _read(data: Json) -> MeasuredRules:
         role = None if row["role"] is None else Role(str(row["role"]))
         rows.append(MeasuredRow(str(row["parameter"]), exponents, measured, role))
     axes = {a: (str(v["parameter"]), int(str(v["dimension"]))) for a, v in cast(dict[str, Json], data["axes"]).items()}
-    return MeasuredRules(str(data["family"]), tuple(rows), axes, cast(Json, data["source"]))
+    if not all(0 <= dimension < 10 for _, dimension in axes.values()):
+        raise ValueError("an axis is along no dimension of a parameter")
+    if not isinstance(data["source"], dict):
+        raise ValueError(f"its source is {data['source']!r:.40}")
+    return MeasuredRules(str(data["family"]), tuple(rows), axes, data["source"])
+
+
+def _refuse_unknown(what: str, names: Iterable[str], known: Collection[str], row: Json) -> None:
+    for name in names:
+        if name not in known:
+            raise ValueError(f"the row of {row['parameter']!r:.80} has an unknown {what}, {name!r:.40}")
 
 
 def _numbers(axes: Json) -> dict[str, float]:

@@ -160,7 +160,8 @@ def resolve(model: nn.Module, base: BaseLike, rules: Rules | str, hints: Hints) 
     own = OwnFactors(model, tuned, anatomy, hints.example)
     ratios = Ratios(anatomy, *_shapes(model, tuned, anatomy))
     parameters = {}
-    further = {axis: ratios.along(parameter, dimension) for axis, parameter, dimension in rules.axes}
+    _refuse_absent_rows(rules, anatomy)
+    further = _further(rules, ratios)
     for name, shape in ratios.shapes.items():
         place = (name, anatomy.template(name), anatomy.part(name), shape)
         muon = _muon_factor(name, ratios)
@@ -204,6 +205,24 @@ def _check_names(names: Mapping[str, object], expected: set[str], anatomy: Anato
         lists = [f"only in {that}: {some(missing)}"] * bool(missing) + [f"only in {this}: {some(extra)}"] * bool(extra)
         what = f"{this} and {that} have different parameters: " + "; ".join(lists)
         raise UserError(what, fix="build both from the same class with the same options, except for width and depth")
+
+
+def _further(rules: Rules, ratios: Ratios) -> dict[str, float]:
+    """The ratio of every further axis."""
+    try:
+        return {axis: ratios.along(parameter, dimension) for axis, parameter, dimension in rules.axes}
+    except IndexError as error:
+        places = some([f"dimension {dimension} of {parameter}" for _, parameter, dimension in rules.axes])
+        what = f"{rules.name}: the model does not have every dimension that the axes are read from: {places}"
+        raise UserError(what, fix="use rules that were measured on this model") from error
+
+
+def _refuse_absent_rows(rules: Rules, anatomy: Anatomy) -> None:
+    """A row by name that no parameter follows would change nothing, without a word."""
+    absent = [row.template for row in rules.named if row.template not in anatomy.parts]
+    if absent:
+        what = f"{rules.name}: there are rows for parameters that the model does not have: {some(absent)}"
+        raise UserError(what, fix="use rules that were measured on this model: completep derive … --save rules.json")
 
 
 def _muon_factor(name: str, ratios: Ratios) -> float:

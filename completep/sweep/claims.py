@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from completep.errors import UserError
-from completep.files import is_locked, lock, write_new
+from completep.files import SAFELY, is_locked, lock, read_bytes, write_new
 
 Kind = Literal["kernel", "heartbeat"]
 # Seconds between two changes of a claim. All processes must agree on it, so that it is set for all of them or none.
@@ -109,7 +109,7 @@ class Claim:
             if self.path.exists():
                 return False
             raise
-        self.descriptor = os.open(self.path, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
+        self.descriptor = os.open(self.path, os.O_RDWR | SAFELY)
         return True
 
     def content(self, beat: int) -> str:
@@ -166,10 +166,15 @@ def taken_over(path: Path) -> bool:
 
 
 def seen(path: Path) -> bytes | None:
+    """The content of a claim; None if there is none."""
     try:
-        return path.read_bytes()
-    except OSError:
+        return read_bytes(path)
+    except FileNotFoundError:
         return None
+    except OSError as error:
+        if path.is_file():  # it cannot be read now, so that it shows no life
+            return b""
+        raise UserError(f"{path} is not a claim: {error.strerror}", fix=f"remove {path}") from error
 
 
 def remove_stale(path: Path, content: bytes) -> bool:
@@ -179,7 +184,7 @@ def remove_stale(path: Path, content: bytes) -> bool:
         os.rename(path, aside)
     except FileNotFoundError:
         return True
-    if aside.read_bytes() == content:
+    if seen(aside) == content:
         aside.unlink()
         return True
     with suppress(FileExistsError):

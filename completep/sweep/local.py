@@ -11,7 +11,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from completep.errors import UserError
-from completep.files import append
+from completep.files import append, open_regular
 from completep.sweep.devices import available_memory, device_count, device_groups
 from completep.sweep.engine import Ended, attempt
 from completep.sweep.store import Store
@@ -118,7 +118,7 @@ def work(store: Store, task: Task, devices: str | None) -> None:
 
 def last_lines(path: Path, count: int = 8) -> str:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(max(0, path.stat().st_size - 2**16))  # a log may be long
             return "\n".join(file.read().decode(errors="replace").splitlines()[-count:])
     except OSError:

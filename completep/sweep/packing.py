@@ -9,18 +9,18 @@ import gzip
 import hashlib
 import json
 import re
-import shutil
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from completep.config import run_from_json, run_id, unsealed
+from completep.config import run_from_json, run_id, structure, unsealed
 from completep.errors import UserError
-from completep.files import make_folder, read_text, write_new
-from completep.sweep.store import RESULT, Store
+from completep.files import open_regular, read_text, remove_folder, write_new
+from completep.sweep.store import RESULT, Store, check_result
 from completep.train.folder import METRICS, RUN
+from completep.train.records import Result, parse_record
 
 FORMAT = "completep results 1"
 MOST = 64 * 2**20  # characters of one run; a longer line is not one of ours
@@ -51,7 +51,7 @@ def _files(folder: Path) -> dict[str, str]:
     """By name: what is small and text."""
     evaluations = sorted(str(p.relative_to(folder)) for p in folder.glob("evaluations/*.json"))
     names = [RUN, METRICS, *filter(EVALUATION.fullmatch, evaluations), RESULT]
-    return {name: read_text(folder / name) for name in names if (folder / name).exists()}
+    return {name: read_text(folder / name, MOST) for name in names if (folder / name).exists()}
 
 
 def unpack(path: Path, store: Store) -> Unpacked:
@@ -76,7 +76,7 @@ def _lines(path: Path) -> Iterator[str]:
     """The runs of a pack, one by one, in bounded memory."""
     damaged = UserError(f"{path} is not a file that `completep study pack` wrote", fix="check the name")
     try:
-        with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
+        with open_regular(path) as packed, gzip.open(packed, "rt", encoding="utf-8", newline="\n") as file:
             if file.readline(len(FORMAT) + 2).rstrip("\n") != FORMAT:
                 raise damaged
             while line := file.readline(MOST + 1):
@@ -105,14 +105,28 @@ def _checked(entry: Any) -> tuple[str, dict[str, str]]:
     recorded = dict(content.get("files") or {}).get(METRICS)
     if recorded is not None and hashlib.sha256(files.get(METRICS, "").encode()).hexdigest() != recorded:
         raise ValueError("its loss curve has changed")
+    _check_contents(content, files)
     return name, files
+
+
+def _check_contents(result: dict[str, Any], files: dict[str, str]) -> None:
+    """A digest only shows damage: whoever changes a file can also seal it again."""
+    from completep.integrations.harness import evaluation_from_json
+
+    check_result(result)
+    structure(result, Result, RESULT, "pack the store again")
+    for line in files.get(METRICS, "").encode().splitlines():
+        parse_record(line)
+    for name, text in files.items():
+        if EVALUATION.fullmatch(name):
+            evaluation_from_json(text, name)
 
 
 def _write(folder: Path, files: dict[str, str]) -> None:
     """Beside, and then renamed, so that a run is there whole or not at all."""
     part = folder.with_name(f".unpacking-{folder.name}")
-    shutil.rmtree(part, ignore_errors=True)
+    remove_folder(part)
+    part.mkdir()  # it must be new: a link that was planted here would lead elsewhere
     for name, text in sorted(files.items(), key=lambda file: file[0] == RESULT):  # a folder with a result is finished
-        make_folder((part / name).parent)
         write_new(part / name, text)
     part.rename(folder)

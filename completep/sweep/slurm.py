@@ -17,6 +17,7 @@ from pathlib import Path
 from completep.errors import UserError
 from completep.files import make_folder, write_over
 from completep.sweep.engine import Ended
+from completep.sweep.local import last_lines
 from completep.sweep.queue import ask, failure, withdraw
 from completep.sweep.store import Store
 from completep.sweep.task import Task
@@ -96,7 +97,7 @@ class Slurm:
 
     def _last_log(self) -> str:
         logs = sorted(self.logs.glob("*.out"), key=lambda p: p.stat().st_mtime)
-        return "\n".join(logs[-1].read_text(errors="replace").splitlines()[-8:]) if logs else ""
+        return last_lines(logs[-1]) if logs else ""
 
     def script(self, store: Store, ranks: int = 1) -> str:
         """What is given to sbatch."""

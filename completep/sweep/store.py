@@ -7,12 +7,11 @@ A task that a process works on is claimed (claims.py), so that no other one does
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 import polars as pl
@@ -20,15 +19,37 @@ import polars as pl
 from completep import __version__
 from completep.config import unsealed
 from completep.errors import UserError
-from completep.files import make_folder, read_text, write_new, write_over
+from completep.files import make_folder, read_bytes, read_text, write_new, write_over
 from completep.sweep.claims import Kind, claim, claims_for, is_claimed
 from completep.sweep.task import Named, Task, Trial, Value
 
 FORMAT = 1  # of a store's folders; another one is refused
 MANIFEST, INDEX, RESULT = "store.json", ".index", "result.json"
 STATUSES = ("done", "diverged", "hopeless")  # how a task may end: hopeless ones were stopped early by a search
-NUMBERS = ("loss", "validation_loss", "seconds")  # in a result, where they are there
+MOST_BYTES = 2**30  # of an index
+LONGEST = 1e12  # seconds of a run
 Result = dict[str, Value | None]
+
+
+def _is_number(value: object, most: float = 1e300) -> bool:
+    """Finite, not negative, and small enough to calculate with; or absent."""
+    if isinstance(value, int):
+        return not isinstance(value, bool) and 0 <= value < 2**63
+    return value is None or (isinstance(value, float) and 0 <= value <= most)
+
+
+# What a report takes from a result, each where it is there, and what it must be. A task of yours may write more.
+FIELDS: dict[str, Callable[[object], bool]] = {
+    "status": lambda value: value in STATUSES,
+    "step": lambda value: isinstance(value, float) or _is_number(value),  # a script's own count
+    "train_loss": _is_number,
+    "validation_loss": _is_number,
+    "loss": _is_number,
+    "tokens": _is_number,
+    "seconds": lambda value: _is_number(value, LONGEST),
+    "tokens_per_second": _is_number,
+    "data_sha256": lambda value: isinstance(value, str),
+}
 
 
 @dataclass(frozen=True)
@@ -100,7 +121,7 @@ class Store:
     def result(self, task: Named) -> Result | None:
         """The content of result.json, once the task has ended."""
         path = self.folder(task) / RESULT
-        return _result(read_text(path), path) if path.exists() else None
+        return parse_result(read_text(path), path) if path.exists() else None
 
     def results(self, tasks: Iterable[Named]) -> dict[str, Result]:
         """The results of many tasks, by id. The index saves reading those that have not changed since."""
@@ -112,8 +133,8 @@ class Store:
                 stamp = _stamp(path)
             except (FileNotFoundError, NotADirectoryError):
                 continue
-            known = index.get(task.id)
-            found[task.id] = known[1] if known and known[0] == stamp else _result(read_text(Path(path)), Path(path))
+            then, result = index.get(task.id, (None, {}))
+            found[task.id] = result if then == stamp else parse_result(read_text(Path(path)), Path(path))
         return found
 
     def write_index(self, tasks: Iterable[Named]) -> None:
@@ -166,7 +187,9 @@ class Store:
         """A row per labelled task: its labels, and its result where there is one."""
         results = self.results({task.id: task for _, task in trials}.values())
         missing: Result = {"status": "missing"}
-        rows = [{**labels, **_brief(results.get(task.id, missing)), "run": task.id} for labels, task in trials]
+        rows = [
+            {**labels, **_columns(results.get(task.id, missing), labels), "run": task.id} for labels, task in trials
+        ]
         return pl.DataFrame(rows, infer_schema_length=None)
 
 
@@ -181,24 +204,40 @@ def _claims_of(manifest: Path) -> Kind:
 @lru_cache(maxsize=16)
 def _parsed_claims(manifest: Path, *stamp: int) -> Kind:
     try:
-        return "heartbeat" if json.loads(manifest.read_text()).get("claims") == "heartbeat" else "kernel"
-    except (ValueError, AttributeError):
+        return "heartbeat" if json.loads(read_bytes(manifest)).get("claims") == "heartbeat" else "kernel"
+    except (ValueError, AttributeError, RecursionError):
         return "kernel"
 
 
-def _result(text: "str | bytes", path: Path) -> Result:
+def parse_result(text: "str | bytes", path: Path) -> Result:
     """A training run seals its result; a task of yours may write plain JSON."""
     try:
         content = unsealed(text, or_plain=True)
-        if content.get("status") not in STATUSES:
-            raise ValueError(f"its status is {content.get('status')!r}")
-        for name in NUMBERS:
-            if not isinstance(content.get(name), (int, float, NoneType)):
-                raise ValueError(f"its {name} is {content[name]!r}, not a number")
+        check_result(content)
     except ValueError as error:
         fix = f"remove the folder {path.parent}, and run the same command again"
         raise UserError(f"{path} is damaged: {error}", fix=fix) from error
     return content
+
+
+def check_result(content: Mapping[str, object]) -> None:
+    """Refuse the content of a result.json that no task writes, with a ValueError."""
+    if "status" not in content:
+        raise ValueError("it has no status")
+    for name, fits in FIELDS.items():
+        if name in content and not fits(content[name]):
+            raise ValueError(f"its {name} is {_short(content[name])}")
+
+
+def _short(value: object) -> str:
+    if isinstance(value, int) and value >= 2**63:
+        return "too large"
+    return f"{value!r:.40}"
+
+
+def _columns(result: Result, labels: Mapping[str, Value]) -> Result:
+    """What a report takes from a result. It changes no label: where a run lies is not for the run to say."""
+    return {name: result[name] for name in FIELDS if name in result and name not in labels}
 
 
 def _brief(result: Result) -> Result:
@@ -221,10 +260,16 @@ def _read_index(path: Path) -> dict[str, list[Any]]:
 
 @lru_cache(maxsize=4)
 def _parsed_index(path: Path, *stamp: int) -> dict[str, list[Any]]:
-    digest, _, body = path.read_bytes().partition(b"\n")
+    """A digest does not make it trustworthy: whoever wrote the index wrote the digest too."""
+    digest, _, body = read_bytes(path, MOST_BYTES).partition(b"\n")
     if hashlib.sha256(body).hexdigest().encode() != digest:
         return {}
-    content: dict[str, list[Any]] = json.loads(body)
+    try:
+        content: dict[str, list[Any]] = json.loads(body)
+        for _, result in content.values():
+            check_result(result)
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return {}
     return content
 
 

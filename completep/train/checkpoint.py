@@ -6,7 +6,6 @@ with another number of ranks and another sharding. Nothing in it is a pickle: re
 
 import os
 import re
-import shutil
 import stat
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from completep.anatomy.names import named_parameters
 from completep.config import sealed, structure, unsealed
 from completep.errors import UserError
-from completep.files import sha256_of, write_new
+from completep.files import read_bytes, remove_folder, sha256_of, write_new
 from completep.train.records import NOTHING, Mark
 
 MANIFEST = "completep.json"
@@ -68,19 +67,26 @@ class Checkpoints:
         """The folders, newest last."""
         return sorted(self._named(NAME))
 
+    def _refuse_link(self) -> None:
+        """What a link leads to is not ours: nothing there may be renamed or removed."""
+        if self.folder.is_symlink():
+            what = f"{self.folder} is a symbolic link"
+            raise UserError(what, fix="put the folder itself there, or link the whole folder of the run")
+
     def _named(self, pattern: re.Pattern[str]) -> list[Path]:
         if not self.folder.is_dir():
             return []
         return [p for p in self.folder.iterdir() if pattern.fullmatch(p.name) and p.is_dir() and not p.is_symlink()]
 
     def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, manifest: Manifest) -> None:
+        self._refuse_link()
         final = self.folder / f"step-{manifest.step:08d}"
         if final.exists():
             return
         part = self.folder / f".{final.name}.part"
         try:
             if rank() == 0:
-                remove(part)
+                remove_folder(part)
                 part.mkdir(parents=True)
             barrier()
             state = tensors(model, optimizer)
@@ -96,7 +102,7 @@ class Checkpoints:
             raise self._unwritable(next(iter(error.failures.values()))[0]) from error
         finally:
             if rank() == 0:
-                remove(part)
+                remove_folder(part)
         barrier()
 
     def _unwritable(self, error: BaseException) -> UserError:
@@ -119,7 +125,7 @@ class Checkpoints:
         for old in older[: len(older) - self.keep + 1]:
             going = old.with_name(f".{old.name}.old")  # a folder that is half removed must not look like a checkpoint
             os.rename(old, going)
-            remove(going)
+            remove_folder(going)
 
     def load(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, check: Callable[[Manifest], None]
@@ -128,6 +134,7 @@ class Checkpoints:
 
         The first rank reads the hashes and sets damaged checkpoints aside; the others load the step that it chose.
         """
+        self._refuse_link()
         step = agreed(self._newest_good(check) if rank() == 0 else None, next(model.parameters()).device)
         if step is None:
             return None
@@ -147,7 +154,7 @@ class Checkpoints:
 
     def _newest_good(self, check: Callable[[Manifest], None]) -> int | None:
         for left in self._named(LEFT_OVER):
-            remove(left)
+            remove_folder(left)
         damaged = False
         for folder in reversed(self.all()):
             try:
@@ -175,7 +182,7 @@ class Checkpoints:
 
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a checkpoint; a ValueError or an OSError if it is damaged."""
-    manifest = structure(unsealed((folder / MANIFEST).read_bytes()), Manifest, MANIFEST, "remove the checkpoint")
+    manifest = structure(unsealed(read_bytes(folder / MANIFEST)), Manifest, MANIFEST, "remove the checkpoint")
     if folder.name != f"step-{manifest.step:08d}":
         raise ValueError(f"{MANIFEST} is that of step {manifest.step}")
     return manifest
@@ -206,14 +213,6 @@ def in_files(state: dict[str, Tensor]) -> dict[str, int]:
     # The writer wants every number up to the last.
     order = {number: i for i, number in enumerate(sorted(set(numbers.values())), start=1)}
     return {name: order[number] for name, number in numbers.items()}
-
-
-def remove(folder: Path) -> None:
-    """Remove a folder of ours, if it is there. A symbolic link itself is removed, never what it leads to."""
-    if folder.is_symlink():
-        folder.unlink()
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

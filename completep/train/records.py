@@ -4,13 +4,15 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from completep.errors import UserError
-from completep.files import append, write_over
+from completep.files import append, open_regular, read_bytes, write_over
 
+MOST_BYTES = 2**31  # of the records of a run
 Status = Literal["done", "diverged", "stopped"]
 
 
@@ -79,7 +81,7 @@ class Metrics:
         """Where the file ends now. It is flushed to the disk, as the checkpoint that keeps the mark is."""
         if not self.path.exists():
             return NOTHING
-        with self.path.open("rb") as file:
+        with open_regular(self.path) as file:
             os.fsync(file.fileno())
             content = file.read()
         return Mark(len(content), hashlib.sha256(content).hexdigest())
@@ -95,7 +97,7 @@ class Metrics:
 
         Then the records up to the step are kept as far as they can be read.
         """
-        content = self.path.read_bytes() if self.path.exists() else b""
+        content = read_bytes(self.path, MOST_BYTES) if self.path.exists() else b""
         kept = content[: mark.bytes]
         same = hashlib.sha256(kept).hexdigest() == mark.sha256
         if not same:
@@ -111,11 +113,29 @@ def line(record: Record) -> bytes:
 
 def read_metrics(path: Path) -> Iterator[Record]:
     """The records. A line that cannot be read is left out: a crash may leave the last one incomplete."""
-    for text in path.read_bytes().splitlines():
-        try:
-            data = json.loads(text)
-            record = KINDS[data["kind"]](**data)
-            if isinstance(record.step, int) and isinstance(record.loss, (int, float)):
-                yield record
-        except (ValueError, KeyError, TypeError, RecursionError):
-            continue
+    for text in read_bytes(path, MOST_BYTES).splitlines():
+        with suppress(ValueError):
+            yield parse_record(text)
+
+
+def parse_record(text: bytes) -> Record:
+    """A line of metrics.jsonl; a ValueError if it is none."""
+    try:
+        data = json.loads(text)
+        record = KINDS[data["kind"]](**data)
+    except (KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{text[:60]!r} is not a record of a run") from error
+    numbers = {name: value for name, value in vars(record).items() if name != "kind"}
+    if not _is_whole(numbers.pop("step")) or not _is_number(numbers.pop("loss")):
+        raise ValueError(f"{text[:60]!r} has no step and loss")
+    if not all(value is None or _is_number(value) for value in numbers.values()):
+        raise ValueError(f"{text[:60]!r} has values that are not numbers")
+    return record
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, float) or _is_whole(value)  # the loss of a run that diverges is not finite

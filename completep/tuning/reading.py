@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from completep.errors import UserError, some
+from completep.files import open_regular
 from completep.sweep.task import TaskError, Value
 from completep.tuning.template import fill, placeholders, refuse_unknown
 
@@ -139,7 +140,7 @@ def _number(source: Source, raw: object) -> float:
 
 
 def _text(path: str | Path) -> str:
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         return file.read(MOST_BYTES).decode("utf-8", errors="replace")
 
 

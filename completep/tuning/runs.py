@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 from completep.config import Shape, sealed
 from completep.errors import UserError
-from completep.files import create, make_folder, write_new, write_over
+from completep.files import create, make_folder, open_regular, write_new, write_over
 from completep.load import load_factory
 from completep.sweep.child import run_child
 from completep.sweep.task import TaskError, Value
@@ -214,7 +214,7 @@ def diverged(source: Source, folder: Path) -> bool:
 def last_words(folder: Path) -> str:
     """The last lines that a run printed, errors first."""
     for name in (STDERR, STDOUT):
-        with (folder / name).open("rb") as file:
+        with open_regular(folder / name) as file:
             file.seek(max(0, (folder / name).stat().st_size - 2**16))
             lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
         if lines:

@@ -21,6 +21,8 @@ from completep.tuning.subject import CommandSubject, Common, DecoderSubject, Fun
 from completep.tuning.template import Template
 
 GPT = "gpt"
+MOST = {"seeds": 1000, "most_seeds": 1000, "trials": 100_000}  # more is a typing mistake
+MOST_BYTES = 2**20  # of a TOML file
 FIX = "`completep tune --init FILE` writes one with all settings"
 
 
@@ -68,6 +70,9 @@ class Tuning:
         whole("most_seeds", self.most_seeds)
         whole("ranks", self.ranks)
         whole("trials", self.trials, 0)
+        for name, most in MOST.items():
+            if (value := getattr(self, name)) > most:
+                raise UserError(f"{name}={value} is too many", fix=f"give at most {most}")
         rules_named(self.rules)
 
     @property
@@ -135,7 +140,7 @@ def _values(name: str, values: object) -> "str | Sequence[Value]":
 def read_tuning(path: Path, changes: Mapping[str, object] | None = None) -> Tuning:
     """A TOML file, with what was given besides it."""
     try:
-        content = tomllib.loads(read_text(path))
+        content = tomllib.loads(read_text(path, MOST_BYTES))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UserError(f"{path} is not TOML: {error}", fix=FIX) from error
     known = [f.name for f in fields(Tuning)]

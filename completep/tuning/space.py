@@ -145,6 +145,8 @@ def check_name(name: str) -> None:
 
 def _several(name: str, dimension: Dimension) -> Dimension:
     values = tuple(dict.fromkeys(dimension.values))
+    if len(values) > MOST:
+        raise UserError(f"{name} has {len(values)} values", fix=f"give at most {MOST}")
     for value in values:
         if not is_value(value):
             raise UserError(f"{name}={value!r} is not a finite number or a word", fix=EXAMPLE)

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from completep.config import Shape
-from completep.files import append
+from completep.files import append, read_bytes
 from completep.sweep.task import TaskError, Value
-from completep.tuning.reading import Reading
+from completep.tuning.reading import MOST_BYTES, Reading
 
 REPORTS = "reports.jsonl"  # beside the trial's folder
 
@@ -63,9 +63,9 @@ def read_reports(path: Path) -> list[Reading]:
     """What a trial has reported so far."""
     if not path.exists():
         return []
-    text = path.read_text(errors="replace")
     try:
+        text = read_bytes(path, MOST_BYTES).decode(errors="replace")
         records = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
         return [Reading(float(r["step"]), float(r["loss"])) for r in records]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise TaskError(f"{path} is damaged: {error}") from error

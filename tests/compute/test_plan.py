@@ -14,6 +14,7 @@ from completep.compute.plan import batch_size, changes, plan, plan_shape, replan
 from completep.compute.shapes import best_ratio
 from completep.config import GPTConfig, Hyperparameters, Run, Schedule, run_from_json, to_json
 from completep.rules.table import Horizon
+from completep.tuned import TunedValue, TunedValues, write_tuned
 from completep.units import human, parse_quantity
 
 
@@ -376,3 +377,15 @@ def test_a_plan_counts_experts():
     assert again.run.model.experts == 8
     with pytest.raises(UserError, match="there are 0 experts"):
         plan(width=256, depth=4, active_experts=2)
+
+
+@pytest.mark.parametrize("value", [1e-200, 1e200, float("nan"), float("inf"), 10**400])
+def test_a_tuned_value_that_no_run_can_have_is_refused(value, tmp_path):
+    """Products of such values leave the range of a float, so that the timescale of weight decay is no number."""
+    found = TunedValues(
+        {"lr": TunedValue(0.01), "weight_decay": TunedValue(value)}, Shape(64, 2), "completep", "PASS", "", [], "x",
+        constants={"steps": 10},
+    )  # fmt: skip
+    path = write_tuned(tmp_path / "tuned.json", found)
+    with pytest.raises(UserError, match=r"weight_decay is .*, not a number that a run can have"):
+        plan(width=1024, depth=24, tuned=path)

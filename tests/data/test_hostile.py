@@ -98,7 +98,7 @@ def test_a_parquet_bomb_takes_bounded_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(parquet, "memory_budget", lambda most: 250 * 10**6)
     with pytest.raises(UserError, match="of memory to unpack") as caught:
         list(parquet.texts(str(path), "text", 0, 400, 2 * 10**6))
-    assert "--max-document 4000000" in caught.value.fix
+    assert "max_document=4000000" in caught.value.fix
     monkeypatch.undo()
     assert len(list(parquet.texts(str(path), "text", 0, 5, 2 * 10**6))) == 5
 
@@ -236,3 +236,31 @@ def test_a_manifest_that_is_none(text, corpus):
     (corpus / "manifest.json").write_text(text)
     with pytest.raises(UserError, match=r"manifest\.json"):
         load_corpus(corpus)
+
+
+def test_a_parquet_file_on_which_the_reader_panics(tmp_path, capsys):
+    """Two bytes of an ordinary file were changed: polars panics, which is not an Exception in Python."""
+    words = ["prepare", str(Path(__file__).parent / "panic.parquet"), "--out", str(tmp_path / "out"), "--workers", "1"]
+    assert main(words) == 2
+    assert "is not a parquet file that can be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"end": 0', '"end": -7'),
+        ('"vocabulary": 256', '"vocabulary": 0'),
+        ('"vocabulary": 256', f'"vocabulary": {"9" * 4300}'),
+        ('"tokens": ', f'"tokens": {"9" * 4290}'),
+    ],
+    ids=["end", "no ids", "many ids", "many tokens"],
+)
+def test_absurd_numbers_in_a_manifest_are_short_errors(tmp_path, old, new):
+    (tmp_path / "a.txt").write_text("some text\n" * 100)
+    prepare([str(tmp_path / "a.txt")], tmp_path / "corpus", workers=1)
+    path = tmp_path / "corpus" / "manifest.json"
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new, 1))
+    with pytest.raises(UserError) as caught:
+        load_corpus(tmp_path / "corpus")
+    assert len(caught.value.what) < 400

@@ -1,18 +1,33 @@
-"""What is fuzzed: command lines, run.json, CSVs, corpora and run folders. Each case is a function of a `Random`."""
+"""What is fuzzed: command lines, run.json, CSVs, corpora, run folders, stores, packs and other files that people pass
+on. Each case is a function of a `Random`.
+"""
 
+import gzip
+import hashlib
 import inspect
+import io
 import json
 import os
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import redirect_stdout
+from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from random import Random
 
+import polars as pl
+
 from completep.cli import COMMANDS, LONGER, main
-from completep.config import GPTConfig, Hyperparameters, Run, Schedule, Shape, to_json
+from completep.config import GPTConfig, Hyperparameters, Run, Schedule, Shape, sealed, to_json, unsealed
+from completep.rules.measured import MeasuredRow, MeasuredRules
+from completep.sweep.packing import pack
+from completep.sweep.store import Store
+from completep.train.records import Result
+from completep.tuned import TunedValue, TunedValues, write_tuned
+from completep.tuning.record import Known, write_record
+from tests.hostile import plant
 
 MODEL = """
 import torch
@@ -99,7 +114,46 @@ def prepare_world(root: Path) -> Path:
         for d, e, s in product((2, 8), (-8, -7, -6, -5, -4), (0, 1))
     ]
     (root / "runs.csv").write_text("rules,width,depth,lr,seed,loss\n" + "\n".join(rows) + "\n")
+    prepare_shared(root / "shared", root / "finished")
     return root
+
+
+REPORT = ["lr-transfer", "--set", "seed=0", "depth=2,8"]
+
+
+def prepare_shared(shared: Path, finished: Path) -> None:
+    """What people pass on: a store with results of a study, a pack, values, rules, a TOML file, tables."""
+    shared.mkdir()
+    said = io.StringIO()
+    with redirect_stdout(said):
+        main(["study", *REPORT, "--dry-run", "--json", "--out", str(shared / "runs")])
+    names = list(dict.fromkeys(run["run"] for run in json.loads(said.getvalue())["runs"]))
+    store = Store(shared / "runs" / "store")
+    store.open()
+    for i, name in enumerate(names):
+        (store.root / name).mkdir()
+        result = Result("done", 10, 2.0, 2 + 0.01 * i, 640, 1.0, 640.0, "0" * 64, name)
+        (store.root / name / "result.json").write_text(sealed(asdict(result)))
+    store.write_index([Known(name) for name in names])
+    trained = Store(shared / "trained" / "store")
+    trained.open()
+    name = unsealed((finished / "result.json").read_text())["run"]
+    shutil.copytree(finished, trained.root / name, ignore=shutil.ignore_patterns("checkpoints", "*.safetensors"))
+    pack(trained, shared / "pack.gz")
+    shutil.rmtree(shared / "trained")
+    values = {"lr": TunedValue(0.01, 0.005, 0.02), "weight_decay": TunedValue(0.1)}
+    tuned = TunedValues(values, Shape(64, 2), "completep", "PASS", "", [Shape(64, 8)], "x", constants={"steps": 10})
+    write_tuned(shared / "tuned.json", tuned)
+    row = MeasuredRow("embedding.weight", {"lr": {"width": -0.5}}, {"lr": {"width": (-0.5, -0.6, -0.4)}})
+    MeasuredRules("completep", (row,)).save(shared / "rules.json")
+    write_record(shared / "runs" / "tunings" / "a.json", "a tuning", (), names[:3])
+    (shared / "tune.toml").write_text(
+        f'command = "{TUNE[0]}"\nloss = "output:(.*)"\nbase = [64, 2]\nseeds = 3\ntrials = 0\n'
+        '[space]\nlr = "2^-9..2^-5"\nx = [1, 2, 3]\n[set]\nsteps = 10\n'
+    )
+    pl.DataFrame({"text": [f"hello world {i}" for i in range(50)], "n": range(50)}).write_parquet(shared / "a.parquet")
+    pixels = [",".join(str((i * j) % 17) for j in range(16)) + f",{i % 10}" for i in range(40)]
+    (shared / "images.csv").write_text("\n".join(pixels) + "\n")
 
 
 RARE = 0.12  # how often a case departs from the ordinary, in each of several ways
@@ -226,7 +280,11 @@ def paths_of(value: object, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]
 
 def run_file(dice: Random) -> bytes:
     """run.json with a field replaced, removed or added, or with damaged bytes."""
-    text = to_json(RUN)
+    return changed_json(dice, to_json(RUN))
+
+
+def changed_json(dice: Random, text: str) -> bytes:
+    """JSON with a field replaced, removed or added, or with damaged bytes. What was sealed is mostly sealed again."""
     kind = dice.choice(["field"] * 6 + ["bytes"] * 3 + ["whole", "deep"])
     if kind == "deep":
         return (dice.choice(["[", '{"a":', '{"model":{"width":']) * dice.choice([10, 1000, 100_000])).encode()
@@ -244,6 +302,8 @@ def run_file(dice: Random) -> bytes:
         del inner[path[-1]]
     else:
         inner[path[-1] if change == "replace" else dice.choice(TEXTS)] = odd_json(dice)
+    if "digest" in content and isinstance(content, dict) and dice.random() > RARE:
+        content = json.loads(sealed({k: v for k, v in content.items() if k not in ("sealed", "digest")}))
     return json.dumps(content).encode()
 
 
@@ -310,8 +370,8 @@ class Damage:
     def do(self, folder: Path) -> None:
         path = folder / self.file
         path.unlink(missing_ok=True)
-        if self.kind == "folder":
-            path.mkdir()
+        if self.kind in ("folder", "pipe", "device"):
+            plant(path, self.kind)
         elif self.kind in ("loop", "dangling"):
             path.symlink_to(path.name if self.kind == "loop" else "gone")
         elif self.kind == "bytes":
@@ -323,7 +383,7 @@ def damages(dice: Random, folder: Path) -> list[Damage]:
     files = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
     done = []
     for file in dice.sample(files, dice.randrange(1, 3)):
-        kind = dice.choice(["bytes", "bytes", "bytes", "json", "missing", "folder", "loop", "dangling"])
+        kind = dice.choice(["bytes"] * 4 + ["json", "json", "missing", "folder", "loop", "dangling", "pipe", "device"])
         content = b""
         if kind == "json" and file.endswith(".json"):
             content = json.dumps(odd_json(dice)).encode()
@@ -338,3 +398,65 @@ def damaged_copy(folder: Path, target: Path, damage: list[Damage]) -> Path:
     for one in damage:
         one.do(target)
     return target
+
+
+# The files of `prepare_shared` and the commands that read them, each as often as it stands here.
+LAZY = ["check", "laziness", "--images", "images.csv", "--depths", "2", "4", "--width", "4", "--seeds", "2"]
+READERS: list[tuple[str, list[str]]] = [
+    *[("runs/store", words) for words in (["study", "status"], ["report", *REPORT], ["study", *REPORT, "--dry-run"])],
+    *[("runs/store", words) for words in (["study", "status"], ["report", *REPORT], ["tune", "status"])],
+    ("runs/tunings/a.json", ["tune", "status"]),
+    ("pack.gz", ["study", "unpack", "pack.gz"]),
+    ("pack.gz", ["study", "unpack", "pack.gz"]),
+    ("tuned.json", ["plan", "--width", "64", "--depth", "8", "--from", "tuned.json"]),
+    ("tuned.json", ["plan", "--width", "64", "--depth", "8", "--from", "tuned.json"]),
+    ("rules.json", ["explain", "model.py:model", "--base-shape", "32", "2", "--rules", "rules.json"]),
+    ("tune.toml", ["tune", "tune.toml", "--dry-run"]),
+    ("tune.toml", ["tune", "tune.toml", "--dry-run"]),
+    ("a.parquet", ["prepare", "a.parquet", "--workers", "1"]),
+    ("images.csv", [*LAZY, "--workers", "1"]),
+]
+PLANTED = ("folder", "loop", "dangling", "pipe", "device", "missing")
+
+
+def shared_file(dice: Random, shared: Path) -> tuple[Damage, list[str]]:
+    """One of these files damaged or forged, and a command that reads it."""
+    name, words = dice.choice(READERS)
+    path = shared / name
+    if path.is_dir():
+        results = [str(p.relative_to(shared)) for p in sorted(path.glob("*/result.json"))]
+        name = dice.choice([f"{name}/.index", f"{name}/store.json", *dice.sample(results, 3)])
+        path = shared / name
+    if path.suffix != ".parquet" and dice.random() < RARE:  # prepare's own tests have these
+        return Damage(name, dice.choice(PLANTED)), words
+    return Damage(name, "bytes", forged(dice, path)), words
+
+
+def forged(dice: Random, path: Path) -> bytes:
+    """Other content under the right digests, as somebody who makes a file up would write it; or plain damage."""
+    content = path.read_bytes()
+    if path.name == ".index":
+        body = changed_json(dice, content.partition(b"\n")[2].decode())
+        return hashlib.sha256(body).hexdigest().encode() + b"\n" + body
+    if path.name == "pack.gz" and dice.random() > RARE:
+        first, line = gzip.decompress(content).decode().splitlines()
+        entry = json.loads(line)
+        file = dice.choice([*entry["files"], "evaluations/x.json"])
+        text = entry["files"].get(file, '{"name": "x", "tasks": {}}')
+        text = text.partition("\n")[0] if file == "metrics.jsonl" else text
+        entry["files"][file] = changed_json(dice, text).decode(errors="replace")
+        return gzip.compress(f"{first}\n{json.dumps(entry)}\n".encode())
+    if path.name == "rules.json" and dice.random() > RARE:
+        body = json.loads(content)
+        del body["sha256"]
+        part = dice.choice([body, body["rows"][0], body["rows"][0]["exponents"]["lr"]])
+        part[dice.choice([*part, "zzz"])] = odd_json(dice)
+        digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+        return json.dumps(body | {"sha256": digest}).encode()
+    if path.suffix == ".json":
+        return changed_json(dice, content.decode())
+    if path.suffix in (".toml", ".csv") and dice.random() > RARE:
+        text = content.decode()
+        old = dice.choice(re.findall(r"[0-9.^-]+|[a-z]+", text))
+        return text.replace(old, dice.choice([*NUMBERS, *NAMES]), 1).encode(errors="replace")
+    return damaged(dice, content)

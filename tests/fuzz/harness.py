@@ -10,14 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from completep.cli import main
+from tests.hostile import TooLongError
 
 ENDS = {0, 1, 2, 3, 130}  # PASS, FAIL, a mistake in the input, INCONCLUSIVE, Ctrl-C
 MOST_SECONDS = 10  # of this process's own time, so that a busy machine changes nothing
-MOST_WAITING = 120  # by the clock, for what waits and does nothing
-
-
-class TooLongError(BaseException):
-    """Not an Exception: no handler of the program may catch it."""
+MOST_WAITING = 60  # by the clock, for what waits and does nothing
 
 
 @dataclass
@@ -51,10 +48,10 @@ def run_command(words: list[str], place: Path) -> tuple[int | str, str, float]:
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             code: int | str = main(words)
-    except SystemExit as end:  # tyro's own errors, and --help
-        code = end.code if isinstance(end.code, int) else f"SystemExit({end.code!r})"
     except TooLongError:
         code = "too long"
+    except SystemExit as end:  # tyro's own errors, and --help
+        code = end.code if isinstance(end.code, int) else f"SystemExit({end.code!r})"
     except BaseException as error:
         code = f"{type(error).__name__}: {error}"
     finally:

@@ -1,5 +1,6 @@
 """`derive` finds rules that it is not told, and says so where it cannot. Negative controls stand beside each claim."""
 
+import hashlib
 import json
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ import pytest
 from completep import COMPLETEP, Role, UserError, check, derive, explain, load_rules, parametrize
 from completep.cli import main
 from completep.measure.solving import Exponent, _agreed, _confirmed, nearest, snapped
+from completep.model.gpt import gpt
 from completep.rules.table import Column, NamedRow, Power, Rule
 from completep.stats import Slope
 from tests.anatomy.test_kinds import Model, RoutedBlock
@@ -171,6 +173,41 @@ def test_a_file_that_was_changed_is_refused(derived, tmp_path):
             load_rules(path)
     with pytest.raises(UserError, match="cannot read"):
         load_rules(tmp_path / "nothing.json")
+
+
+def forged(path, row=None, **changes):
+    """A file of rules with the digest of its content, as somebody who makes one up would write it."""
+    rows = [{"parameter": "blocks.*.up.weight", "role": None, "exponents": {}, "measured": {}, **(row or {})}]
+    content = {"format": 1, "family": "completep", "rows": rows, "axes": {}, "source": {}, **changes}
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    path.write_text(json.dumps(content | {"sha256": digest}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"source": 5}, "source is 5"),
+        ({"row": {"exponents": {"lrr": {"width": 1.0}}}}, "unknown setting, 'lrr'"),
+        ({"row": {"exponents": {"lr": {"zzz": 1.0}}}}, "unknown axis, 'zzz'"),
+        ({"row": {"exponents": {"lr": {"width": 10**400}}}}, "too large"),
+        ({"axes": {"z": {"parameter": "x", "dimension": 10**30}}}, "along no dimension"),
+    ],
+)
+def test_what_no_measurement_gives_is_refused(tmp_path, changes, said):
+    load_rules(forged(tmp_path / "good.json"))
+    with pytest.raises(UserError, match=said):
+        load_rules(forged(tmp_path / "rules.json", **changes))
+
+
+def test_a_row_for_no_parameter_is_refused(tmp_path):
+    rules = load_rules(forged(tmp_path / "rules.json", {"parameter": "no.such.weight"}))
+    with pytest.raises(UserError, match=r"parameters that the model does not have: no\.such\.weight"):
+        parametrize(gpt(64, 2, 61, head_size=16), base=lambda: gpt(32, 2, 61, head_size=16), rules=rules)
+    axes = {"z": {"parameter": "embedding.weight", "dimension": 9}}
+    rules = load_rules(forged(tmp_path / "axes.json", {"parameter": "embedding.weight"}, axes=axes))
+    with pytest.raises(UserError, match=r"dimension 9 of embedding\.weight"):
+        parametrize(gpt(64, 2, 61, head_size=16), base=lambda: gpt(32, 2, 61, head_size=16), rules=rules)
 
 
 # -- bad input ---------------------------------------------------------------------------------------

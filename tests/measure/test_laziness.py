@@ -165,6 +165,9 @@ def test_digits_come_along():
         ("1,2,3.5\n", "no whole label"),
         ("1,2,-1\n", "no whole label"),
         ("1,2\n", "no whole label"),
+        ("1,2,1e300\n", r"has the label 1e\+300"),
+        ("1,inf,1\n", "pixels that are not finite"),
+        ("nan,1,1\n", "pixels that are not finite"),
     ],
 )
 def test_bad_images(tmp_path, text, message):

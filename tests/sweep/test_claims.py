@@ -20,6 +20,7 @@ from completep.sweep.queue import ask, asked, failure, queue_folder, read_task
 from completep.sweep.store import Store
 from completep.sweep.worker import Worker
 from completep.tuning.runs import Call
+from tests.hostile import PLANTED, plant, within
 from tests.sweep.tasks import Script, run, task
 from tests.sweep.test_slurm import runs
 
@@ -277,3 +278,10 @@ def test_three_workers_share_a_store_and_a_killed_one_frees_its_run(tmp_path):
     assert set(map(int, ended)) == set(range(12))
     assert len(ended) <= 12 + 1  # the run of the killed worker may have been between its last line and its result
     assert store.counts(tasks).done == 12
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+def test_a_claim_that_is_no_file_is_refused_at_once(tmp_path, kind):
+    plant(tmp_path / "x.claim", kind)
+    with within(), pytest.raises(UserError, match="is not a claim"), beating(tmp_path / "x.claim"):
+        pass

@@ -6,10 +6,12 @@ import json
 import pytest
 
 from completep.cli import main
+from completep.config import sealed, unsealed
 from completep.errors import UserError
 from completep.sweep.packing import FORMAT, pack, unpack
 from completep.sweep.store import Store
 from completep.sweep.training import history
+from tests.hostile import plant, within
 from tests.sweep.tasks import engine, training
 from tests.train.runs import small_data
 
@@ -100,9 +102,37 @@ def no_text(entry):
     entry["files"]["metrics.jsonl"] = {"a": 1}
 
 
+def resealed(**changes):
+    """Whoever forges a result can seal it again, and leave out the hash of the curve."""
+
+    def damage(entry):
+        content = {**unsealed(entry["files"]["result.json"]), "files": {}, **changes}
+        entry["files"]["result.json"] = sealed(content)
+
+    return damage
+
+
+def garbage_curve(entry):
+    resealed()(entry)
+    entry["files"]["metrics.jsonl"] = "garbage\x00"
+
+
+def garbage_evaluation(entry):
+    entry["files"]["evaluations/x.json"] = "garbage"
+
+
+def forged_evaluation(entry):
+    scores = {"accuracy": 1e9, "stderr": None, "metric": "acc", "items": 1}
+    entry["files"]["evaluations/x.json"] = sealed({"name": "x", "tasks": {"x": scores}})
+
+
+FORGED = [resealed(status="lol"), resealed(validation_loss=10**400), resealed(lr=1.0), resealed(tokens=-1)]
+FORGED += [garbage_curve, garbage_evaluation, forged_evaluation]
+
+
 @pytest.mark.parametrize(
     "damage",
-    [changed_loss, changed_settings, unsealed_settings, changed_curve, no_curve, outside, other_name, no_text],
+    [changed_loss, changed_settings, unsealed_settings, changed_curve, no_curve, outside, other_name, no_text, *FORGED],
 )
 def test_what_does_not_belong_together_is_refused(trained, tmp_path, damage):
     good, bad = entries(trained[2])
@@ -146,3 +176,22 @@ def test_the_commands(trained, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out) == {"new": 2, "known": 0}
     assert main(["study", "unpack", str(tmp_path / "absent.gz"), "--out", str(tmp_path / "runs")]) == 2
     assert "there is no file" in capsys.readouterr().err
+
+
+def test_a_planted_link_is_not_written_through(trained, tmp_path):
+    _, tasks, file = trained
+    store, victim = Store(tmp_path / "store"), tmp_path / "victim"
+    store.open()
+    victim.mkdir()
+    (victim / "keep").write_text("precious")
+    (store.root / f".unpacking-{tasks[0].id}").symlink_to(victim)
+    assert unpack(file, store).new == 2
+    assert [p.name for p in victim.iterdir()] == ["keep"]
+    assert not store.folder(tasks[0]).is_symlink()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_pack_that_is_no_file_is_refused_at_once(tmp_path, kind):
+    plant(tmp_path / "file.gz", kind)
+    with within(), pytest.raises(UserError, match="is not a file that"):
+        unpack(tmp_path / "file.gz", Store(tmp_path / "store"))

@@ -1,5 +1,6 @@
 """The store: one folder per task, however many points share it, and a lock that ends with its owner."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ from completep.sweep.store import Counts, Store
 from completep.sweep.training import canonical
 from completep.train.folder import write_result
 from completep.train.records import Result
+from tests.hostile import PLANTED, plant, within
 from tests.sweep.tasks import run, task
 
 
@@ -98,7 +100,18 @@ def test_frame_over_many_runs(tmp_path):
     assert frame.filter(frame["lr"] == 7)["validation_loss"].unique().to_list() == [7.0]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", "{}", '{"status": "fine"}', "[" * 10**5])
+HUGE = "1" + "0" * 400
+WRONG = [
+    f'{{"status": "done", {field}}}'
+    for field in (
+        f'"validation_loss": {HUGE}', f'"tokens": {HUGE}', f'"seconds": {HUGE}', '"seconds": 1e300', '"loss": -1.0',
+        '"validation_loss": NaN', '"train_loss": Infinity', '"tokens": true', '"step": "x"', '"data_sha256": []',
+        '"validation_loss": [1]',
+    )
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "{}", '{"status": "fine"}', "[" * 10**5, *WRONG])
 def test_a_damaged_result_is_an_error(tmp_path, text):
     store = Store(tmp_path)
     write(store, task(run()))
@@ -145,12 +158,21 @@ def test_the_index_saves_reading_and_changes_nothing(tmp_path, monkeypatch):
     assert store.counts(tasks) == Counts(runs=4, done=3, missing=1)
 
 
-@pytest.mark.parametrize("damage", [b"", b"x", b"0" * 64 + b"\n{}"])
+def forged(body):
+    return hashlib.sha256(body).hexdigest().encode() + b"\n" + body
+
+
+FORGED = [b"[]", b"5", b'{"ID": 5}', b'{"ID": [[1, 2, 3], 5]}', b'{"ID": [[1, 2, 3], {}]}', b'{"ID": [1, 2, 3]}']
+FORGED += [b"[" * 10**5, b'{"ID": [null, {"status": "done", "loss": 1' + b"0" * 400 + b"}]}"]
+
+
+@pytest.mark.parametrize("damage", [b"", b"x", b"0" * 64 + b"\n{}", *map(forged, FORGED)])
 def test_a_damaged_index_is_not_used(tmp_path, damage):
     store, tasks = three(tmp_path)
     store.write_index(tasks)
     index = tmp_path / ".index"
     good = index.read_bytes()
+    damage = forged(damage.partition(b"\n")[2].replace(b"ID", tasks[0].id.encode())) if b"ID" in damage else damage
     index.write_bytes(damage or good.replace(b'"validation_loss":1.0', b'"validation_loss":9.0'))
     assert losses(store, tasks) == [0.0, 1.0, 2.0]
     store.write_index(tasks)
@@ -235,3 +257,31 @@ def test_a_loop_of_links_is_an_error_and_not_a_traceback(tmp_path):
     for place in (loop, loop / "store"):
         with pytest.raises(UserError, match="loop"):
             Store(place).open()
+
+
+def test_a_result_does_not_change_the_labels_of_a_study(tmp_path):
+    store, r = Store(tmp_path), task(run())
+    store.folder(r).mkdir(parents=True)
+    content = {"status": "done", "validation_loss": 2.0, "depth": 999, "lr": 0.5, "run": "x", "extra": [1, {"a": 2}]}
+    (store.folder(r) / "result.json").write_text(json.dumps(content))
+    (row,) = store.frame([({"depth": 2, "lr": 0.1}, r)]).rows(named=True)
+    assert row == {"depth": 2, "lr": 0.1, "status": "done", "validation_loss": 2.0, "run": r.id}
+
+
+@pytest.mark.parametrize("name", ["store.json", ".index", "ID/result.json"])
+@pytest.mark.parametrize("kind", PLANTED)
+def test_what_is_no_file_is_refused_at_once(tmp_path, name, kind):
+    store, tasks = three(tmp_path)
+    plant(tmp_path / name.replace("ID", tasks[0].id), kind)
+
+    def look():
+        store.look()
+        return store.counts(tasks).done
+
+    with within():
+        if name == ".index":  # as good as none
+            assert look() == 3
+            store.write_index(tasks)
+        else:
+            with pytest.raises(UserError, match=name.rpartition("/")[2]):
+                look()

@@ -24,6 +24,7 @@ from completep.train.export import load_exported
 from completep.train.folder import read_run, working_in
 from completep.train.loop import How, train
 from completep.train.records import read_metrics
+from tests.hostile import PLANTED, plant, within
 from tests.train.runs import EVERY_STEP, small_data, small_run
 
 OURS = ("result.json", "model.safetensors", "model.json")
@@ -124,7 +125,7 @@ def test_no_pickle_is_written(whole):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "damage", ["step", "scaling", "not JSON", "deep", "list", "no digest", "extra", "link", "other"]
+    "damage", ["step", "scaling", "not JSON", "deep", "list", "no digest", "extra", "link", "other", *PLANTED]
 )
 def test_a_damaged_manifest_means_the_checkpoint_before(damage, cut, whole, data):
     last = cut / "checkpoints" / "step-00000012"
@@ -142,10 +143,13 @@ def test_a_damaged_manifest_means_the_checkpoint_before(damage, cut, whole, data
         shard.symlink_to(cut / "elsewhere")
     elif damage == "other":
         shutil.copy(cut / "checkpoints" / "step-00000010" / checkpoint.MANIFEST, path)
+    elif damage in PLANTED:
+        plant(path, damage)
     else:
         content = {"not JSON": "{", "deep": "[" * 100_000, "list": "[1]"}
         path.write_text(content.get(damage) or text.replace('"digest"', '"digesu"'))
-    messages = resume(data, cut)
+    with within():
+        messages = resume(data, cut)
     assert messages[0].startswith("checkpoint step-00000012 is damaged")
     assert messages[1:] == ["resumed at step 10"]
     assert records(cut) == records(whole)
@@ -171,6 +175,18 @@ def test_only_exactly_our_names_are_checkpoints(cut, data):
 
 
 @pytest.mark.slow
+def test_a_linked_folder_of_checkpoints_is_refused(cut, data, tmp_path):
+    """Damaged, half written and old checkpoints are renamed and removed, which must not reach another folder."""
+    victim = Path(shutil.move(cut / "checkpoints", tmp_path / "victim"))
+    (victim / "step-00000012" / checkpoint.MANIFEST).write_text("{")
+    (victim / ".step-00000099.part").mkdir()
+    (cut / "checkpoints").symlink_to(victim)
+    before = sorted(victim.rglob("*"))
+    with pytest.raises(UserError, match="checkpoints is a symbolic link"):
+        resume(data, cut)
+    assert sorted(victim.rglob("*")) == before
+
+
 def test_a_damaged_checkpoint_does_not_cost_the_new_ones(cut, data):
     """With one kept, a damaged last one must not make every new one the oldest."""
     folder = cut / "checkpoints"
@@ -286,6 +302,17 @@ def test_a_damaged_result_is_an_error(text, done, data):
     (done / "result.json").write_text(text)
     with pytest.raises(UserError, match=r"result\.json"):
         resume(data, done)
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+@pytest.mark.parametrize("name", ["result.json", "run.json", "model.json", "model.safetensors"])
+def test_what_is_no_file_is_refused_at_once(name, kind, done, data):
+    plant(done / name, kind)
+    with within(), pytest.raises(UserError, match=name):
+        resume(data, done)
+    if name != "run.json":
+        with within(), pytest.raises(UserError, match=name):
+            load_exported(done)
 
 
 def test_without_its_run_a_folder_is_not_done(done, data):

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from completep.errors import UserError
+from completep.tuning.settings import make_tuning
 from completep.tuning.space import parse_dimension, parse_space
 
 
@@ -81,3 +82,15 @@ def test_the_best_choice_is_one_of_the_choices(text):
 def test_three_dots_are_a_typing_mistake():
     with pytest.raises(UserError, match="three dots"):
         parse_dimension("lr", "2^-9...2^-4")
+
+
+def test_too_many_values_are_refused():
+    with pytest.raises(UserError, match=r"lr has 200000 values"):
+        parse_space({"lr": [i + 0.5 for i in range(200_000)]})
+
+
+@pytest.mark.parametrize("name", ["seeds", "most_seeds", "trials"])
+def test_absurd_numbers_of_runs_are_refused(name):
+    content = {"command": "python x.py {lr}", "loss": "output:(.*)", "space": {"lr": "1..8"}}
+    with pytest.raises(UserError, match=f"{name}=50000000 is too many"):
+        make_tuning({**content, name: 50_000_000})

@@ -12,11 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from completep.cli import main
 from completep.sweep.store import Store
 from completep.sweep.task import TaskError
 from completep.tuning.reading import Source
+from completep.tuning.record import write_record
 from completep.tuning.runs import Call, derived
 from completep.tuning.scripts import find_scripts
+from tests.hostile import PLANTED, plant, within
 from tests.tuning.commands import SETTING, carry_out, command
 
 ROOT = Path(__file__).parents[2]
@@ -240,3 +243,16 @@ def test_weight_decay_follows_from_its_timescale():
     assert derived({"tau": 0.1, "lr": 0.01, "steps": 1000}) == {"weight_decay": pytest.approx(1.0)}
     assert derived({"tau": 0.1, "lr": 0.01}) == {}
     assert derived({"tau": 0.1, "lr": 0.01, "steps": 1000, "weight_decay": 0.5}) == {}
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+def test_a_record_that_is_no_file_is_as_good_as_none(tmp_path, kind, capsys):
+    Store(tmp_path / "store").open()
+    for name in ("a", "b"):
+        write_record(tmp_path / "tunings" / f"{name}.json", f"tuning {name}", (), ["0" * 12])
+    plant(tmp_path / "tunings" / "a.json", kind)
+    with within():
+        assert main(["tune", "status", "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "tuning b" in said
+    assert "tuning a" not in said
