@@ -26,6 +26,7 @@ class ForwardFactors:
     inside: dict[str, float]  # the part of it that the module's own forward applies, as the readout of mup does
     tables: dict[str, float]  # weight of a table or input projection → into the stream
     attentions: dict[str, Attention]  # by name of the module
+    normed: dict[str, int]  # norm → how many numbers it returns, over all tokens and heads
 
 
 class Probe:
@@ -66,6 +67,7 @@ def _measure(model: nn.Module, anatomy: Anatomy, example: Example | None) -> For
         model.get_submodule(name).register_forward_hook(probe, prepend=True)  # before a multiplier's own hook
     normed = {outlet.module: _outputs(model, outlet.norm) for outlet in anatomy.outlets if outlet.module}
     readouts = {outlet.module: _outputs(model, outlet.module) for outlet in anatomy.outlets if outlet.module}
+    norms = {n: _outputs(model, n) for n, _ in model.named_modules() if anatomy.template(n) in anatomy.norms}
     recorder = Recorder(model, lambda name: _may_make_queries(model, name, anatomy))
     with recorder, inputs_kept(model, *readouts) as kept, stream_kept(model, anatomy.tap) as streams:
         output = run(model, guess_example(model) if example is None else example)
@@ -83,7 +85,8 @@ def _measure(model: nn.Module, anatomy: Anatomy, example: Example | None) -> For
         seen = [logits] if site == anatomy.readout.module else results
         arrives = sum(_arriving(result, {"": made[-1]})[""] for result in seen)
         sites[site] = arrives * inside.get(site, 1.0) * _logit_factor(model.get_submodule(site), x, made[-1])
-    return ForwardFactors(sites, inside, embeddings, recorder.attentions())
+    sizes = {name: made[0].numel() for name, made in norms.items() if made}
+    return ForwardFactors(sites, inside, embeddings, recorder.attentions(), sizes)
 
 
 def _experts(probed: list[str], sites: dict[str, float], anatomy: Anatomy) -> dict[str, float]:
@@ -239,4 +242,5 @@ class OwnFactors:
         template = self.anatomy.template
         attentions = {template(n): a for n, a in factors.attentions.items()}
         sites, inside = ({template(n): f for n, f in of.items()} for of in (factors.sites, factors.inside))
-        return ForwardFactors(sites, inside, factors.tables, attentions)
+        normed = {template(n): size for n, size in factors.normed.items()}
+        return ForwardFactors(sites, inside, factors.tables, attentions, normed)
