@@ -26,6 +26,7 @@ class ForwardFactors:
     inside: dict[str, float]  # the part of it that the module's own forward applies, as the readout of mup does
     tables: dict[str, float]  # weight of a table or input projection → into the stream
     attentions: dict[str, Attention]  # by name of the module
+    unmeasured: dict[str, int]  # module → numbers summed in products of activations whose scale cannot be measured
     normed: dict[str, int]  # norm → how many numbers it returns, over all tokens and heads
 
 
@@ -86,7 +87,7 @@ def _measure(model: nn.Module, anatomy: Anatomy, example: Example | None) -> For
         arrives = sum(_arriving(result, {"": made[-1]})[""] for result in seen)
         sites[site] = arrives * inside.get(site, 1.0) * _logit_factor(model.get_submodule(site), x, made[-1])
     sizes = {name: made[0].numel() for name, made in norms.items() if made}
-    return ForwardFactors(sites, inside, embeddings, recorder.attentions(), sizes)
+    return ForwardFactors(sites, inside, embeddings, recorder.attentions(), recorder.unmeasured(), sizes)
 
 
 def _experts(probed: list[str], sites: dict[str, float], anatomy: Anatomy) -> dict[str, float]:
@@ -242,5 +243,7 @@ class OwnFactors:
         template = self.anatomy.template
         attentions = {template(n): a for n, a in factors.attentions.items()}
         sites, inside = ({template(n): f for n, f in of.items()} for of in (factors.sites, factors.inside))
-        normed = {template(n): size for n, size in factors.normed.items()}
-        return ForwardFactors(sites, inside, factors.tables, attentions, normed)
+        unmeasured, normed = (
+            {template(n): size for n, size in of.items()} for of in (factors.unmeasured, factors.normed)
+        )
+        return ForwardFactors(sites, inside, factors.tables, attentions, unmeasured, normed)

@@ -183,6 +183,11 @@ def _attentions(rules: str, axis: Axis, rows: pl.DataFrame) -> Iterator[Finding]
     """The scale on q·k: it goes with the size of a head, not with the model's."""
     for template in rows["template"].unique(maintain_order=True) if len(rows) else ():
         own = rows.filter(pl.col("template") == template).with_columns(seed=pl.lit(0))
+        if own["scale"].null_count():
+            if own["head_size"].n_unique() > 1:
+                why = f"cannot be measured, and it sums over more numbers the larger the {axis}"
+                yield Finding(rules, axis, template, "attention", None, 0.0, "INCONCLUSIVE", why)
+            continue
         points = own.select("seed", size=axis, value=pl.col("scale") / pl.col("expected"))
         if (judged := _judge(points, axis, -EXACT_SCALE, EXACT_SCALE)) is not None:
             slope, word, why = judged

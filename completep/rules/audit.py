@@ -324,23 +324,33 @@ class _Subject:
             if name not in self.settings:
                 yield Departure(name, r.role, "optimizer", 1, 0, "trainable, but in no group of the optimizer")
                 continue
-            s, f = self.settings[name], self.expected(r, folds)
+            s, ways = self.settings[name], [self.expected(way, folds) for way in self.possible(r)]
             if coupled and s.weight_decay:
                 cause = "added to the gradient, where normalisation cancels it: use AdamW"
                 yield Departure(name, r.role, "weight_decay", 0, s.weight_decay, cause)
             base = {quantity: self.base_value(quantity, r, tuned) for quantity in self.given}
-            pairs: list[tuple[Quantity, float, float | None]] = [("lr", base["lr"] * f.lr, s.lr)]
-            if not coupled:
-                pairs.append(("weight_decay", base["weight_decay"] * f.weight_decay, s.weight_decay))
-            if "eps" in tuned:
-                pairs.append(("eps", base["eps"] * f.eps, s.eps))
-            for quantity, expected, found in pairs:
-                if found is not None and not _near(expected, found):
-                    yield Departure(name, r.role, quantity, expected, found)
+            pairs: list[tuple[Quantity, float | None]] = [("lr", s.lr)]
+            pairs += [] if coupled else [("weight_decay", s.weight_decay)]
+            pairs += [("eps", s.eps)] if "eps" in tuned else []
+            for quantity, found in pairs:
+                expected = [base[quantity] * getattr(f, quantity) for f in ways]
+                if found is not None and not any(_near(e, found) for e in expected):
+                    yield Departure(name, r.role, quantity, expected[0], found)
             if self.check_init and s.std is not None and not r.part.kept:
-                std = base["std"] * f.init_std
                 entries = min(s.entries, self.at_base[r.template].entries if r.template in self.at_base else s.entries)
-                yield from _compare_init(r, tensors[name], s.std, std, folds.get(name, 1.0), entries)
+                found_by_way = [
+                    list(
+                        _compare_init(r, tensors[name], s.std, base["std"] * f.init_std, folds.get(name, 1.0), entries)
+                    )
+                    for f in ways
+                ]
+                yield from found_by_way[0] if all(found_by_way) else ()
+
+    def possible(self, r: Resolved) -> list[Resolved]:
+        """A parameter with the ratios to a base that is a Shape: its sides may have grown with the width, or not."""
+        if r.name not in self.scaling.assumed:
+            return [r]
+        return [r, *(replace(r, m_N=m_N, m_out=m_out) for m_N, m_out in ((r.m_N, 1.0), (1.0, r.m_out)))]
 
     def cause(self, d: Departure) -> str:
         """The known mistake behind a departure, if its numbers show one."""

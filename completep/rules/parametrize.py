@@ -169,10 +169,9 @@ def resolve(model: nn.Module, base: BaseLike, rules: Rules | str, hints: Hints) 
     buffers = tuple(name for name, b in model.named_buffers() if b.is_meta)
     with_c = with_folds(parameters, placed, anatomy)
     shapes = (ratios.base, ratios.target)
-    scaling = Scaling(
-        model, rules, "multiplier", *shapes, anatomy, with_c, placed, buffers, _constructed(model, with_c)
-    )
-    return scaling, own
+    assumed = frozenset(name for name in parameters if ratios.is_assumed(name))
+    scaling = Scaling(model, rules, "multiplier", *shapes, anatomy, with_c, placed, assumed, buffers)
+    return replace(scaling, constructed=_constructed(model, with_c)), own
 
 
 def _constructed(model: nn.Module, parameters: Table) -> dict[str, torch.Tensor]:

@@ -131,6 +131,7 @@ def a_shape(build):
     return parametrize(build(64, 8), base=Shape(32, 2))
 
 
+@pytest.mark.filterwarnings("ignore:not checked.*a Shape does not say")
 @pytest.mark.parametrize("case", [no_width, no_rules, a_copy, copied_base, meta, a_shape])
 def test_no_false_alarm(build, case):
     scaling = case(build)
