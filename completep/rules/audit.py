@@ -144,7 +144,8 @@ def audit(
         base: a factory that returns the base model, or better (model, optimizer): then the tuned values are read from
             that optimizer, parameter by parameter. Or a Shape.
         lr: your tuned base learning rate. If you leave it out, like the next three, it is read from the base's
-            optimizer, or else it is the value that explains the settings of most roles.
+            optimizer, or else it is the value that explains the settings of most roles. Then a factor that all
+            parameters have in common cannot be seen, and the verdict is INCONCLUSIVE instead of PASS.
         weight_decay: your tuned base weight decay.
         eps: your tuned base epsilon.
         std: your tuned base init standard deviation.
@@ -182,6 +183,11 @@ def audit(
             read, departures, unchecked = read_folded, in_folded, ()
             notes = (*notes, "read as folded: the multipliers are in the weights")
     explained = tuple(replace(d, cause=d.cause or subject.cause(d)) for d in departures)
+    elected = [quantity for quantity, value in read.items() if subject.given[quantity] is None and value]
+    if elected and not at_base:
+        common = f"a factor on {', '.join(elected)} that all parameters have in common"
+        why = "the base values were read from this optimizer: let base return (model, optimizer), or pass them"
+        unchecked = (*unchecked, f"{common}, since {why}")
     if check_init and on_meta(scaling.model):
         unchecked = (*unchecked, "the starting values, which a model on the meta device does not have")
     unseen = tuple(dict.fromkeys((*scaling.anatomy.unchecked, *own.unchecked, *unchecked)))
