@@ -139,8 +139,9 @@ def _origin(scaling: Scaling, base: Base) -> Origin:
     counts: dict[str, int] = {}
     for name, version in (base.versions or {}).items():
         counts.setdefault(scaling.anatomy.template(name), version)
-    by_name = {name: counts.get(r.template, -1) for name, r in scaling.parameters.items()}
-    return find_origin(scaling.model, by_name if counts else None)
+    templates = {name: r.template for name, r in scaling.parameters.items()}
+    gains = [n for n, r in scaling.parameters.items() if (r.part.start or r.part.offset) and not r.part.kept]
+    return find_origin(scaling.model, counts or None, templates, gains)
 
 
 @recording()
