@@ -1,6 +1,5 @@
 """The factors that a forward pass already contains, measured: the model may apply them anywhere."""
 
-import copy
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,7 +11,7 @@ from completep.anatomy.kinds import is_product
 from completep.anatomy.names import plain
 from completep.anatomy.proof import randomise_, set_parameters_, set_stream_scales_
 from completep.anatomy.roles import Anatomy
-from completep.anatomy.specimen import LARGEST_SPECIMEN, Base, guess_example, on_meta, reduced, runnable, size
+from completep.anatomy.specimen import LARGEST_SPECIMEN, Base, copied, guess_example, on_meta, reduced, runnable, size
 from completep.anatomy.trace import Example, inputs_kept, logits_of, recording, results_of, run, stream_kept
 
 LARGEST_CHECKED = 100_000_000  # parameters of a model that is copied and run as a whole
@@ -45,7 +44,7 @@ class Probe:
 @recording()
 def measure_forward(model: nn.Module, anatomy: Anatomy, example: Example | None = None) -> ForwardFactors:
     """Run a copy of the model once. With all writers at zero, only embeddings and probes reach the stream."""
-    return _measure(runnable(copy.deepcopy(model)), anatomy, example)
+    return _measure(runnable(copied(model)), anatomy, example)
 
 
 def _measure(model: nn.Module, anatomy: Anatomy, example: Example | None) -> ForwardFactors:

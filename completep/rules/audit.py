@@ -20,7 +20,7 @@ from completep.anatomy.heads import named_heads
 from completep.anatomy.names import named_parameters
 from completep.anatomy.ratios import product
 from completep.anatomy.roles import Anatomy
-from completep.anatomy.specimen import Factory, on_meta
+from completep.anatomy.specimen import Factory, on_meta, without_history
 from completep.anatomy.trace import Example
 from completep.config import Shape
 from completep.errors import UserError
@@ -215,7 +215,8 @@ class _BaseWithOptimizer:
         if len(made) != 2 or not isinstance(made[1], torch.optim.Optimizer):
             kinds = ", ".join(type(m).__name__ for m in made)
             raise UserError(f"the base factory returned ({kinds})", fix="let it return a model, or (model, optimizer)")
-        self.pair = copy.deepcopy(made) if not on_meta(made[0]) else made  # the proof overwrites the base's weights
+        meta = on_meta(made[0])
+        self.pair = made if meta else copy.deepcopy(made, without_history(made[0]))  # the proof overwrites the weights
         return made[0]
 
     def settings(self, anatomy: Anatomy) -> "dict[str, _Setting]":

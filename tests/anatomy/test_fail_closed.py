@@ -353,6 +353,33 @@ def test_a_model_of_seven_billion_parameters_is_checked():
     assert parametrize(model, base=lambda: llama(256, 2)).unchecked == ()
 
 
+class Auxiliary(Model):
+    """Keeps numbers of its last forward pass, as for an auxiliary loss."""
+
+    always = False
+
+    def forward(self, ids):
+        out = super().forward(ids)
+        if self.training or self.always:
+            self.aux, self.all = out.square().mean(), {"losses": [out.mean()]}
+        return out
+
+
+class AlwaysAuxiliary(Auxiliary):
+    always = True
+
+
+@pytest.mark.parametrize("kind", [Auxiliary, AlwaysAuxiliary])
+@pytest.mark.parametrize("by_shape", [False, True])
+def test_a_model_that_keeps_numbers_of_its_forward_pass(kind, by_shape):
+    model = kind(64, 8)
+    model(tokens(0))
+    aux = model.aux
+    scaling = parametrize(model, base=Shape(32, 2) if by_shape else lambda: kind(32, 2))
+    assert scaling.factors() == {"branch": 0.25, "logits": 0.5}
+    assert model.aux is aux
+
+
 class Mixing(nn.Module):
     """Attention whose scale cannot be measured, with two heads of unknown names that grow with the width."""
 
