@@ -30,10 +30,11 @@ from completep.rules.multipliers import Multiplier
 from completep.rules.parametrize import Hints, resolve, with_folds
 from completep.rules.placing import SizeFactorError
 from completep.rules.scaling import Factors, Resolved, Scaling
-from completep.rules.table import COMPLETEP, Role, Rules, alpha, as_rules, optimizer_kind
+from completep.rules.table import COMPLETEP, OptimizerKind, Role, Rules, alpha, as_rules, optimizer_kind
 
 Quantity = Literal["lr", "weight_decay", "eps", "init", "multiplier", "optimizer"]
 Notes = tuple[str, ...]
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 SWAPPED = "base and target are swapped: the factor is the inverse of what it should be"
 NO_FACTORS = Factors(1.0, 1.0, 1.0, 1.0)
 EXACT = 1e-3  # settings are typed numbers, so they agree or they do not
@@ -120,9 +121,9 @@ def _rows(departures: Sequence[Departure]) -> list[dict[str, Cell]]:
 
 def audit(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizers,
     *,
-    base: "Callable[[], nn.Module | tuple[nn.Module, torch.optim.Optimizer]] | Shape",
+    base: "Callable[[], nn.Module | tuple[nn.Module, Optimizers]] | Shape",
     rules: Rules | str = COMPLETEP,
     lr: float | None = None,
     weight_decay: float | None = None,
@@ -140,7 +141,7 @@ def audit(
 
     Args:
         model: your model, as you would train it. The arguments that are not listed here are those of `parametrize`.
-        optimizer: its optimizer.
+        optimizer: its optimizer, or several, such as [muon, adamw]. Then the base must return its own ones.
         base: a factory that returns the base model, or better (model, optimizer): then the tuned values are read from
             that optimizer, parameter by parameter. Or a Shape.
         lr: your tuned base learning rate. If you leave it out, like the next three, it is read from the base's
@@ -157,9 +158,7 @@ def audit(
             raise UserError(
                 f"{name}={value!r} is not a base value", fix=f"give the {name} that you tuned, or leave it out"
             )
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        what = f"optimizer is a {type(optimizer).__name__}, not a torch optimizer"
-        raise UserError(what, fix="pass the optimizer itself")
+    optimizers = _several(optimizer)
     with_optimizer = _BaseWithOptimizer(base) if callable(base) and not isinstance(base, (Shape, nn.Module)) else None
     hints = Hints(roles, writers, example, specimen)
     try:
@@ -168,7 +167,10 @@ def audit(
         return _stream_is_scaled(found, as_rules(rules))
     tuned = {"lr": lr, "weight_decay": weight_decay, "eps": eps, "std": std}
     at_base = {} if with_optimizer is None else with_optimizer.settings(scaling.anatomy)
-    subject = _Subject(scaling, optimizer, _settings(scaling.model, optimizer), at_base, tuned, check_init)
+    if len(optimizers) > 1 and (not at_base or any(v is not None for q, v in tuned.items() if q != "std")):
+        what = f"{len(optimizers)} optimizers have no base values in common"
+        raise UserError(what, fix="let base return (model, [optimizers]), and pass no lr, weight_decay or eps")
+    subject = _Subject(scaling, _settings(scaling.model, optimizers), at_base, tuned, check_init)
     lacking, wrong, unchecked = _missing_multipliers(scaling, own)
     read, departures = subject.compare({})
     notes: Notes = ("base values are those of the base's own optimizer",) if at_base else ()
@@ -194,6 +196,15 @@ def audit(
     return Audit(scaling.rules.key, scaling.rules.name, explained, len(scaling.parameters), read, notes, unseen)
 
 
+def _several(optimizer: object) -> list[torch.optim.Optimizer]:
+    given = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+    optimizers = [o for o in given if isinstance(o, torch.optim.Optimizer)]
+    if not given or len(optimizers) < len(given):
+        what = f"optimizer is a {type(optimizer).__name__}, not a torch optimizer"
+        raise UserError(what, fix="pass the optimizer itself, or a list of optimizers")
+    return optimizers
+
+
 def _stream_is_scaled(found: SizeFactorError, rules: Rules) -> Audit:
     cause = "the multiplier acts on the stream itself: it belongs on the branch, x + c·f(x)"
     departure = Departure(found.table, "stream", "multiplier", found.at_base, found.here, cause)
@@ -206,13 +217,14 @@ class _BaseWithOptimizer:
 
     def __init__(self, factory: Callable[[], object]) -> None:
         self.factory = factory
-        self.pair: tuple[nn.Module, torch.optim.Optimizer] | None = None
+        self.pair: tuple[nn.Module, Optimizers] | None = None
 
     def __call__(self) -> object:
         made = self.factory()
         if not isinstance(made, tuple):
             return made
-        if len(made) != 2 or not isinstance(made[1], torch.optim.Optimizer):
+        several = made[1] if len(made) == 2 and isinstance(made[1], (list, tuple)) else made[1:]
+        if len(made) != 2 or not several or not all(isinstance(o, torch.optim.Optimizer) for o in several):
             kinds = ", ".join(type(m).__name__ for m in made)
             raise UserError(f"the base factory returned ({kinds})", fix="let it return a model, or (model, optimizer)")
         meta = on_meta(made[0])
@@ -223,7 +235,8 @@ class _BaseWithOptimizer:
         """By template, as the base is trained."""
         if self.pair is None:
             return {}
-        return {anatomy.template(name): setting for name, setting in _settings(*self.pair).items()}
+        model, optimizers = self.pair
+        return {anatomy.template(name): setting for name, setting in _settings(model, _several(optimizers)).items()}
 
 
 @dataclass(frozen=True)
@@ -235,19 +248,21 @@ class _Setting:
     eps: float | None
     std: float | None  # measured; None on the meta device
     entries: int  # that it was measured on
+    kind: OptimizerKind
 
 
-def _settings(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, _Setting]:
+def _settings(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, _Setting]:
     names = {id(p): name for name, p in named_parameters(model)}
     settings: dict[str, _Setting] = {}
-    for group in optimizer.param_groups:
+    for kind, group in ((optimizer_kind(o), group) for o in optimizers for group in o.param_groups):
         lr = float(group.get("initial_lr", group["lr"]))  # a scheduler changes lr, but not initial_lr
         for p in group["params"]:
             if id(p) not in names:
                 what = "the optimizer holds a parameter that is not in this model"
                 raise UserError(what, fix="build the optimizer from the parameters of this model")
             std = None if p.is_meta else p.detach().float().std(unbiased=False).item()
-            settings[names[id(p)]] = _Setting(lr, group.get("weight_decay", 0.0), group.get("eps"), std, p.numel())
+            eps = None if kind.eps is None else group.get("eps")  # Muon's is part of its iteration
+            settings[names[id(p)]] = _Setting(lr, group.get("weight_decay", 0.0), eps, std, p.numel(), kind)
     return settings
 
 
@@ -256,7 +271,6 @@ class _Subject:
     """What is audited. `folds` below are the multipliers that the weights hold, by parameter."""
 
     scaling: Scaling
-    optimizer: torch.optim.Optimizer
     settings: Mapping[str, _Setting]
     at_base: Mapping[str, _Setting]  # by template, from the base's own optimizer; empty if there is none
     given: Mapping[str, float | None]  # base values that you passed
@@ -268,13 +282,14 @@ class _Subject:
         return tuned, list(self.departures(tuned, folds))
 
     def expected(self, r: Resolved, folds: Mapping[str, float]) -> Factors:
-        column = optimizer_kind(self.optimizer).column
+        kind = self.settings[r.name].kind if r.name in self.settings else next(iter(self.settings.values())).kind
+        column = kind.column
         return r.factors(self.scaling.rules.rule_of(r.template, r.role, column), column, folds.get(r.name, 1.0))
 
     def tuned(self, folds: Mapping[str, float]) -> dict[str, float]:
         """The base values: those that you passed, and else those that explain the settings of most roles."""
         unused = {"std"} if not self.check_init else set()
-        unused |= {"eps"} if optimizer_kind(self.optimizer).eps is None else set()
+        unused |= {"eps"} if all(s.kind.eps is None for s in self.settings.values()) else set()
         tuned: dict[str, float] = {}
         for quantity, given in self.given.items():
             value = given if given is not None else None if quantity in unused else self.elected(quantity, folds)
@@ -324,7 +339,6 @@ class _Subject:
 
     def departures(self, tuned: Mapping[str, float], folds: Mapping[str, float]) -> Iterator[Departure]:
         tensors = dict(named_parameters(self.scaling.model))
-        coupled = not optimizer_kind(self.optimizer).decoupled
         for name, r in self.scaling.parameters.items():
             if not tensors[name].requires_grad:
                 continue
@@ -332,6 +346,7 @@ class _Subject:
                 yield Departure(name, r.role, "optimizer", 1, 0, "trainable, but in no group of the optimizer")
                 continue
             s, ways = self.settings[name], [self.expected(way, folds) for way in self.possible(r)]
+            coupled = not s.kind.decoupled
             if coupled and s.weight_decay:
                 cause = "added to the gradient, where normalisation cancels it: use AdamW"
                 yield Departure(name, r.role, "weight_decay", 0, s.weight_decay, cause)

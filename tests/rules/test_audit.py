@@ -252,6 +252,29 @@ def test_a_factor_on_everything_is_not_passed_over(key):
     assert audit(*right, base=small, **TUNED).passed
 
 
+def muon_and_adamw(width=32, depth=2, change=1.0):
+    """Muon for hidden matrices, AdamW for the rest, each with a learning rate of its own."""
+    model = small(width, depth)
+    scaling = parametrize(model, base=small).init_(0.05)
+    others = [role for role in Role if role is not Role.HIDDEN]
+    muon = scaling.param_groups(2e-2, weight_decay=0.1, optimizer="muon", roles=[Role.HIDDEN])
+    adamw = scaling.param_groups(1e-2, weight_decay=0.1, eps=1e-10, roles=others)
+    muon[0]["lr"] *= change
+    return model, [torch.optim.Muon(muon), torch.optim.AdamW(adamw)]
+
+
+def test_several_optimizers_are_audited_together():
+    right = audit(*muon_and_adamw(WIDTH, DEPTH), base=muon_and_adamw)
+    assert right.passed, right
+    wrong = audit(*muon_and_adamw(WIDTH, DEPTH, change=0.5), base=muon_and_adamw)
+    assert {(d.role, d.quantity) for d in wrong.departures} == {("hidden weight", "lr")}
+    with pytest.raises(UserError, match="2 optimizers have no base values in common") as e:
+        audit(*muon_and_adamw(WIDTH, DEPTH), base=small)
+    assert "(model, [optimizers])" in e.value.fix
+    with pytest.raises(UserError, match="not a torch optimizer"):
+        audit(small(WIDTH, DEPTH), [], base=small)
+
+
 def test_a_base_tuned_role_by_role_is_followed():
     """Your base trains its embedding at another rate: the target must too."""
 
