@@ -304,6 +304,8 @@ class _Subject:
         first in the table, the embedding.
         """
         tolerance = 0.05 if quantity == "std" else EXACT
+        if quantity == "eps" and (one := self.global_eps(folds)) is not None:
+            return one
         votes: dict[Role, float] = {}
         for role in Role:
             own = [r for name, r in self.scaling.parameters.items() if r.role is role and name in self.settings]
@@ -316,6 +318,14 @@ class _Subject:
         if not votes:
             return 0.0 if quantity == "weight_decay" else None
         return max(votes.values(), key=lambda v: sum(_near(v, w, tolerance) for w in votes.values()))
+
+    def global_eps(self, folds: Mapping[str, float]) -> float | None:
+        """The one ε of all groups, where the rules want different ones: then it is the base's, and no role is right."""
+        names = [name for name in self.scaling.parameters if name in self.settings]
+        values = {self.settings[name].eps for name in names}
+        factors = [self.expected(self.scaling.parameters[name], folds).eps for name in names]
+        differ = not all(_near(f, factors[0]) for f in factors)
+        return values.pop() if len(values) == 1 and differ and not self.at_base else None
 
     def implied(self, quantity: str, r: Resolved, folds: Mapping[str, float]) -> float | None:
         """The base value that a parameter's setting implies; None where it implies none."""
@@ -399,9 +409,11 @@ class _Subject:
             and not _near(d.factor, 1)
         ):
             return SWAPPED
-        if d.quantity == "lr" and not hidden and r.m_N != 1 and _near(d.factor * r.m_N, 1.0):
-            return "divided by m_N, which only hidden matrices need"
-        return _missing_factor(d, r, self.scaling.rules) or _root_of_depth(d, r)
+        reasons = []
+        if d.quantity == "lr" and r.m_N != 1 and _near(d.factor * r.m_N, 1.0):
+            reasons.append("divided by m_N twice" if hidden else "divided by m_N, which only hidden matrices need")
+        reasons += [_missing_factor(d, r, self.scaling.rules) or _root_of_depth(d, r)]
+        return "; or ".join(filter(None, reasons))  # several have the same size
 
     def multiplier_cause(self, d: Departure) -> str:
         if _near(d.found, 1.0):

@@ -98,8 +98,9 @@ def one_block(groups, model):
 
 
 VECTORS = {"hidden bias", "block norm"}
+OUTER = {"embedding", "final norm", "unembedding"}
 MISTAKES = [
-    ("one global eps", COMPLETEP, one_eps, "eps", "one global eps", {"hidden weight"} | VECTORS),
+    ("one global eps", COMPLETEP, one_eps, "eps", "one global eps", {"hidden weight"} | VECTORS | OUTER),
     ("wd not scaled", MUP, unscaled_decay, "weight_decay", "not scaled with width", {"hidden weight"}),
     ("gpt-2 init", COMPLETEP, gpt2_init, "init", r"1/sqrt\(2L\)", {"hidden weight"}),
     ("spectral", MUP, spectral_sgd, "lr", "spectral rule for SGD", {"hidden weight"}),
@@ -273,6 +274,27 @@ def test_several_optimizers_are_audited_together():
     assert "(model, [optimizers])" in e.value.fix
     with pytest.raises(UserError, match="not a torch optimizer"):
         audit(small(WIDTH, DEPTH), [], base=small)
+
+
+def test_two_mistakes_of_the_same_size_are_both_named():
+    """m_N = 2 and m_L = 4."""
+    model = small(64, 8)
+    scaling = parametrize(model, base=small).init_(0.05)
+    groups = scaling.param_groups(1e-2, weight_decay=0.1, eps=1e-10)
+    for group in groups:
+        group["lr"] /= 2
+    found = audit(model, torch.optim.AdamW(groups), base=base_pair)
+    causes = {d.role: d.cause for d in found.departures}
+    assert causes["hidden weight"] == "divided by m_N twice; or divided by sqrt(m_L), which is alpha=0.5's rule"
+    assert causes["embedding"].startswith("divided by m_N, which only hidden matrices need")
+
+
+def test_one_global_epsilon_is_blamed_on_every_role_that_scales_it():
+    model, _ = theirs(COMPLETEP)
+    found = audit(model, torch.optim.AdamW(model.parameters(), 1e-2, eps=1e-10), base=small, check_init=False)
+    wrong = {d.role for d in found.departures if d.quantity == "eps"}
+    assert wrong >= {"embedding", "hidden weight", "hidden bias", "block norm", "final norm", "unembedding"}
+    assert {d.cause for d in found.departures if d.quantity == "eps"} == {"one global eps for all groups"}
 
 
 def test_a_base_tuned_role_by_role_is_followed():
