@@ -207,6 +207,8 @@ GRANITE = {"residual_multiplier": 0.22, "embedding_multiplier": 12.0, "logits_sc
 ARCHITECTURES: dict[str, Builder] = {
     "Llama, grouped queries": transformer("Llama", groups=2),
     "Llama, tied": transformer("Llama", tie_word_embeddings=True),
+    "Llama, two key heads at every width": transformer("Llama", num_key_value_heads=2),
+    "Qwen3, one key head at every width": transformer("Qwen3", num_key_value_heads=1),
     "Mistral": transformer("Mistral", groups=2, sliding_window=None),
     "Qwen2": transformer("Qwen2", head_dim=False, groups=2),
     "Qwen3": transformer("Qwen3", groups=2),

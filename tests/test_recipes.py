@@ -10,6 +10,7 @@ from completep import COMPLETEP, Role, audit, parametrize
 from completep.model.gpt import gpt
 from completep.rules import table
 from completep.rules.table import Column, OptimizerKind
+from tests.rules.models import clean
 
 PACKAGE = Path(__file__).parent.parent / "completep"
 
@@ -53,7 +54,7 @@ def test_a_new_optimizer_is_one_entry(monkeypatch):
     optimizer = Sloppy(scaling.param_groups(1e-3, weight_decay=0.1, optimizer=Sloppy))
     rates = {role: group["lr"] for group in optimizer.param_groups for role in group["roles"]}
     assert rates["hidden weight"] == pytest.approx(1e-3 / 2)
-    assert audit(body, optimizer, base=model, check_init=False).passed
+    assert clean(audit(body, optimizer, base=model, check_init=False))
     train(body, scaling, optimizer)
     scaling.fold(optimizer)  # weights, rates and momentum move together
     folded = train(body, scaling, optimizer)

@@ -1,6 +1,5 @@
 """The factors that a forward pass already contains, measured: the model may apply them anywhere."""
 
-import copy
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,7 +11,7 @@ from completep.anatomy.kinds import is_product
 from completep.anatomy.names import plain
 from completep.anatomy.proof import randomise_, set_parameters_, set_stream_scales_
 from completep.anatomy.roles import Anatomy
-from completep.anatomy.specimen import LARGEST_SPECIMEN, Base, guess_example, on_meta, reduced, runnable, size
+from completep.anatomy.specimen import LARGEST_SPECIMEN, Base, copied, guess_example, on_meta, reduced, runnable, size
 from completep.anatomy.trace import Example, inputs_kept, logits_of, recording, results_of, run, stream_kept
 
 LARGEST_CHECKED = 100_000_000  # parameters of a model that is copied and run as a whole
@@ -26,6 +25,8 @@ class ForwardFactors:
     inside: dict[str, float]  # the part of it that the module's own forward applies, as the readout of mup does
     tables: dict[str, float]  # weight of a table or input projection → into the stream
     attentions: dict[str, Attention]  # by name of the module
+    unmeasured: dict[str, int]  # module → numbers summed in products of activations whose scale cannot be measured
+    normed: dict[str, int]  # norm → how many numbers it returns, over all tokens and heads
 
 
 class Probe:
@@ -43,7 +44,7 @@ class Probe:
 @recording()
 def measure_forward(model: nn.Module, anatomy: Anatomy, example: Example | None = None) -> ForwardFactors:
     """Run a copy of the model once. With all writers at zero, only embeddings and probes reach the stream."""
-    return _measure(runnable(copy.deepcopy(model)), anatomy, example)
+    return _measure(runnable(copied(model)), anatomy, example)
 
 
 def _measure(model: nn.Module, anatomy: Anatomy, example: Example | None) -> ForwardFactors:
@@ -66,6 +67,7 @@ def _measure(model: nn.Module, anatomy: Anatomy, example: Example | None) -> For
         model.get_submodule(name).register_forward_hook(probe, prepend=True)  # before a multiplier's own hook
     normed = {outlet.module: _outputs(model, outlet.norm) for outlet in anatomy.outlets if outlet.module}
     readouts = {outlet.module: _outputs(model, outlet.module) for outlet in anatomy.outlets if outlet.module}
+    norms = {n: _outputs(model, n) for n, _ in model.named_modules() if anatomy.template(n) in anatomy.norms}
     recorder = Recorder(model, lambda name: _may_make_queries(model, name, anatomy))
     with recorder, inputs_kept(model, *readouts) as kept, stream_kept(model, anatomy.tap) as streams:
         output = run(model, guess_example(model) if example is None else example)
@@ -83,7 +85,8 @@ def _measure(model: nn.Module, anatomy: Anatomy, example: Example | None) -> For
         seen = [logits] if site == anatomy.readout.module else results
         arrives = sum(_arriving(result, {"": made[-1]})[""] for result in seen)
         sites[site] = arrives * inside.get(site, 1.0) * _logit_factor(model.get_submodule(site), x, made[-1])
-    return ForwardFactors(sites, inside, embeddings, recorder.attentions())
+    sizes = {name: made[0].numel() for name, made in norms.items() if made}
+    return ForwardFactors(sites, inside, embeddings, recorder.attentions(), recorder.unmeasured(), sizes)
 
 
 def _experts(probed: list[str], sites: dict[str, float], anatomy: Anatomy) -> dict[str, float]:
@@ -239,4 +242,7 @@ class OwnFactors:
         template = self.anatomy.template
         attentions = {template(n): a for n, a in factors.attentions.items()}
         sites, inside = ({template(n): f for n, f in of.items()} for of in (factors.sites, factors.inside))
-        return ForwardFactors(sites, inside, factors.tables, attentions)
+        unmeasured, normed = (
+            {template(n): size for n, size in of.items()} for of in (factors.unmeasured, factors.normed)
+        )
+        return ForwardFactors(sites, inside, factors.tables, attentions, unmeasured, normed)

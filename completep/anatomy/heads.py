@@ -23,6 +23,7 @@ from completep.anatomy.stream import below, op
 HEAD_SIZE = ("head_dim", "d_head", "head_size", "attention_head_size", "dim_head", "size_per_head", "d_k")
 HEADS = ("num_heads", "n_head", "n_heads", "num_attention_heads", "nhead", "heads", "h")
 PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
+SOFTMAXES = ("softmax", "log_softmax")
 
 
 @dataclass(frozen=True)
@@ -47,15 +48,29 @@ class Scores:
     factor: float
 
 
+@dataclass(frozen=True)
+class Product:
+    """Two activations, multiplied with each other and summed."""
+
+    site: str
+    nodes: tuple[Node, Node]
+    size: int  # how many numbers are summed
+
+
 class Recorder(TorchFunctionMode):
-    """Sees every q·k that goes into a softmax, in a fused kernel or written out."""
+    """Sees every q·k that goes into a softmax, in a fused kernel or written out.
+
+    Other products of two activations are only noted: linear attention, or a softmax that is written out.
+    """
 
     def __init__(self, model: nn.Module, is_source: Callable[[str], bool]) -> None:
         super().__init__()
         self.running: list[str] = [""]  # the modules that are running, innermost last
         self.made: dict[Node, Call] = {}  # outputs of modules that may be the queries or keys
         self.products: list[tuple[Tensor, Tensor, Tensor, int, float]] = []  # q·k, q, k, head size, factor inside
+        self.kept: list[Tensor] = []  # so that no id is used again
         self.scores: list[Scores] = []
+        self.unscaled: dict[int, Product] = {}  # by id of the result: products that no softmax has taken yet
         self.fused = {n: m.head_dim for n, m in model.named_modules() if isinstance(m, nn.MultiheadAttention)}
         for name, module in model.named_modules():
             module.register_forward_pre_hook(lambda m, args, name=name: self.running.append(name))
@@ -83,9 +98,11 @@ class Recorder(TorchFunctionMode):
             scale = kwargs.get("scale")
             own = float(q.shape[-1]) ** -0.5 if scale is None else float(scale)
             self.scores.append(Scores(self.running[-1], q, k, q.shape[-1], own))
-        elif name == "softmax":
+        elif name in SOFTMAXES:
             self._softmax(args[0] if args else kwargs["input"])
         result = func(*args, **kwargs)
+        if name in ("sum", "mean"):
+            self._sum(args[0] if args else kwargs["input"], result)
         if name in PRODUCTS:
             self._product(name, args, kwargs, result)
         return result
@@ -98,6 +115,16 @@ class Recorder(TorchFunctionMode):
         axes = summed_axes(args[0])[0] if name == "einsum" and isinstance(args[0], str) else (q.dim() - 1,)
         size = math.prod(q.shape[axis] for axis in axes)
         self.products.append((result, q, k, size, float(kwargs.get("alpha", 1.0))))
+        self.unscaled[id(result)] = Product(self.running[-1], (q.grad_fn, k.grad_fn), size)
+
+    def _sum(self, x: object, result: object) -> None:
+        """(q * k).sum(-1): two activations that were multiplied entry by entry, summed along an axis."""
+        if not isinstance(x, Tensor) or not isinstance(result, Tensor) or not result.dim() or x.grad_fn is None:
+            return
+        factors = below(x.grad_fn) if op(x.grad_fn) == "MulBackward0" else []
+        if len(factors) == 2 and factors[0] is not factors[1]:  # otherwise it is the square in a norm
+            self.kept.append(result)
+            self.unscaled[id(result)] = Product(self.running[-1], (factors[0], factors[1]), x.numel() // result.numel())
 
     def _softmax(self, x: object) -> None:
         """The last product of the same size is q·k. Its gradient shows the factor, whatever stands between."""
@@ -109,6 +136,7 @@ class Recorder(TorchFunctionMode):
             (grad,) = torch.autograd.grad(x.sum(), [result], retain_graph=True, allow_unused=True)
             if grad is not None:
                 self.scores.append(Scores(self.running[-1], q, k, size, inside * grad.abs().max().item()))
+                self.unscaled.pop(id(result), None)
                 return
 
     def attentions(self) -> dict[str, Attention]:
@@ -127,6 +155,14 @@ class Recorder(TorchFunctionMode):
         for site, size in self.fused.items():  # torch's own, whose kernel hides its product
             found[site] = Attention(site, size, float(size) ** -0.5, None, "its queries come from a fused projection")
         return found
+
+    def unmeasured(self) -> dict[str, int]:
+        """By name of the module: how many numbers are summed in products of activations that no softmax takes."""
+        sizes: dict[str, int] = {}
+        for p in self.unscaled.values():
+            if all(_sources(node, self.made)[0] for node in p.nodes):  # otherwise one of them is a parameter
+                sizes[p.site] = sizes.get(p.site, 1) * p.size
+        return sizes
 
     def _attention(self, site: str, scores: Sequence[Scores]) -> Attention:
         first = scores[0]

@@ -68,6 +68,17 @@ class Ratios:
             )
         return self.shapes[name][dimension] / self.base_shapes[template][dimension]
 
+    def is_assumed(self, name: str) -> bool:
+        """True if the base is only a Shape, and a side of this parameter need not grow with the model's width."""
+        part, shape, width = self.anatomy.part(name), self.shapes[name], self.target.width
+        if self.base_shapes is not None or self.anatomy.stack_of(name) is None:
+            return False
+        if part.role.trait.fan not in ("matrix", "vector"):
+            return False
+        fan_in = product(shape, part.fan_in)
+        sides = (fan_in, math.prod(shape) // fan_in) if part.fan_in else shape
+        return any(side % width for side in sides)
+
     def base_shape(self, name: str) -> Dimensions | None:
         return None if self.base_shapes is None else self.base_shapes[self.anatomy.template(name)]
 

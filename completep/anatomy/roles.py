@@ -194,12 +194,16 @@ def _common(constants: Mapping[str, float], name: str, d: Dissection) -> float |
 class NoRoleError(UserError):
     """Lists all parameters without a role, with guesses to paste and correct."""
 
-    def __init__(self, guesses: Mapping[str, Role | None]) -> None:
+    def __init__(self, guesses: Mapping[str, Role | None], idle: Collection[str] = ()) -> None:
+        """`idle` are the templates of layers that forward does not use; no role can be guessed for them."""
         known = {template: role for template, role in guesses.items() if role is not None}
         pasted = [f"{template!r}: Role.{role.name}" for template, role in known.items()]
         what = f"{len(guesses)} parameters have no role: {some(list(guesses))}"
         fix = "name their roles, for example roles={" + ", ".join(pasted[:6]) + "}"
-        if others := [template for template, role in guesses.items() if role is None]:
+        if idle:
+            what += f"; forward does not use {some(list(idle))}, so nothing shows what they are"
+            fix = "let forward return the result of that layer, in evaluation and training mode, or remove the layer"
+        if others := [template for template, role in guesses.items() if role is None and template not in idle]:
             what += f"; {some(others)} make a result that does not come from the stream after the last block"
             fix = "let that result read the stream after the last block, or leave it out of the model"
         super().__init__(what, fix=fix)
@@ -208,10 +212,17 @@ class NoRoleError(UserError):
 
 def _no_role(d: Dissection, unknown: Mapping[str, nn.Parameter]) -> NoRoleError:
     guesses: dict[str, Role | None] = {}
+    idle = dict.fromkeys(d.template(name) for name in unknown if _is_idle(d, name))
     for name, parameter in unknown.items():
         matrix = parameter.dim() > 1 and (name in d.multiplied or not in_stack(name, d.stacks))
         guesses[d.template(name)] = _guess(d, name, matrix)
-    return NoRoleError(guesses)
+    return NoRoleError(guesses, idle)
+
+
+def _is_idle(d: Dissection, name: str) -> bool:
+    """True for a linear layer outside the blocks that forward does not use: it may be a head, as for a value."""
+    linear = is_linear(d.trace.module(name.rpartition(".")[0]))
+    return linear and name not in d.used and not in_stack(name, d.stacks)
 
 
 def _guess(d: Dissection, name: str, matrix: bool) -> Role | None:
@@ -219,7 +230,7 @@ def _guess(d: Dissection, name: str, matrix: bool) -> Role | None:
     if in_stack(name, d.stacks):
         multiplies = type(d.trace.module(name.rpartition(".")[0])).__name__.lower()
         return Role.HIDDEN if matrix else Role.BLOCK_NORM if "norm" in multiplies else Role.HIDDEN_BIAS
-    if name in d.used and name not in d.known:
+    if (name in d.used and name not in d.known) or _is_idle(d, name):
         return None
     if matrix:
         return Role.HEAD if name in d.multiplied and name in d.reading else Role.EMBEDDING

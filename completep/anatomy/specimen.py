@@ -69,6 +69,25 @@ def runnable(model: nn.Module) -> nn.Module:
     return model.to(device="cpu", dtype=torch.float32).eval().requires_grad_(True)
 
 
+def copied(model: nn.Module, memo: Mapping[int, object] | None = None) -> nn.Module:
+    """A deep copy. `memo` says what stands in the copy for an object, by its id."""
+    return copy.deepcopy(model, {**without_history(model), **(memo or {})})
+
+
+def without_history(model: nn.Module) -> dict[int, object]:
+    """A memo for deepcopy, which cannot copy what a forward pass has left in a model, such as an auxiliary loss."""
+    kept = [tensor for module in model.modules() for tensor in _tensors(list(vars(module).values()))]
+    return {id(tensor): tensor.detach().clone() for tensor in kept if not tensor.is_leaf}
+
+
+def _tensors(value: object) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(item)
+
+
 class Base:
     """The tuned model, as a Shape or a factory.
 
@@ -106,13 +125,13 @@ class Base:
 def choose_specimen(model: nn.Module, base: Base, given: Factory | nn.Module | None) -> nn.Module:
     """A model of this class that can be run: the one that you pass, the base, or a copy of the model."""
     if isinstance(given, nn.Module):
-        return runnable(copy.deepcopy(given))
+        return runnable(copied(given))
     if given is not None:
         return runnable(_build_small(given))
     if base.model is not None and size(base.model) <= LARGEST_SPECIMEN and base.real is not None:
         return base.real
     if not on_meta(model) and size(model) <= LARGEST_SPECIMEN:
-        return runnable(copy.deepcopy(model))
+        return runnable(copied(model))
     why = "is on the meta device" if on_meta(model) else f"has {size(model):,} parameters"
     kind = "too large as well" if base.factory else "only a Shape"
     what = f"nothing is small enough to examine: the model {why}, and the base is {kind}"
@@ -153,16 +172,16 @@ def reduced(
         return None
     memo: dict[int, object] = dropped | {key: nn.Parameter(torch.empty(shape)) for key, shape in shapes.items()}
     memo |= {id(b): _real_buffer(b, buffers.get(name)) for name, b in model.named_buffers() if b.is_meta}
-    copied = copy.deepcopy(model, memo)
+    small = copied(model, memo)
     gone = {id(identity) for identity in dropped.values()}
-    for module in copied.modules():
+    for module in small.modules():
         children = module._modules
         kept = {name: child for name, child in children.items() if id(child) not in gone}
         counted = all(name.isdecimal() for name in children)
         module._modules = {str(i): child for i, child in enumerate(kept.values())} if counted else kept
         if isinstance(module, nn.Embedding):
             module.num_embeddings = module.weight.shape[0]
-    return runnable(copied)
+    return runnable(small)
 
 
 def _repeated(model: nn.Module, stacks: Sequence[Stack]) -> set[str]:

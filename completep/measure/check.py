@@ -104,7 +104,8 @@ class Check(Result):
             word, wrong = self.word(rules), culprits(findings)
             if word == "PASS":
                 count = len({f.tensor for f in findings if f.role})
-                sentence = f"every setting of {count} parameter tensors scales as it should"
+                what = "setting that could be checked" if self.unchecked else "setting"
+                sentence = f"every {what} of {count} parameter tensors scales as it should"
             elif word == "FAIL":
                 sentence = "; ".join(map(str, wrong[:3])) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
             elif overall(findings) == "PASS":

@@ -7,14 +7,13 @@ The forward pass comes first. A wrong starting value or multiplier also changes 
 survey is repeated on a copy where it is put right. What is still wrong there is the learning rate or epsilon itself.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 import polars as pl
 
-from completep.errors import some
 from completep.measure.survey import Repairs, Survey
 from completep.measure.tensors import TIED
 from completep.measure.words import Axis, Word, worst
@@ -141,17 +140,24 @@ def _findings(rules: str, axis: Axis, first: pl.DataFrame, again: pl.DataFrame) 
             if setting == "init" and template.endswith(TIED):  # its starting values are the embedding's
                 setting = "multiplier"
             frame = later[key] if repaired else own
-            allowed = SGD_BAND if value == "pull" and own["column"][0] == Column.SGD else band
-            if repaired:
-                wide = own["late"].any() or own["kept"][0]
-                allowed = (LATE_BAND if wide else allowed) + _unaligned(own, axis)
+            sgd = value == "pull" and own["column"][0] == Column.SGD
+            start = _random_sum(own, axis) * {"pull": 2 if sgd else 1, "eps_ratio": -1}.get(value, 0)
+            allowed = SGD_BAND if sgd else band
+            least, most = start - allowed, start + allowed
+            if repaired and (own["late"].any() or own["kept"][0]):  # what has moved may be aligned already
+                least, most, start = min(start, 0.0) - LATE_BAND, max(start, 0.0) + LATE_BAND, 0.0
+            mixed = repaired and _is_mixed(own, axis)
+            if mixed:
+                least, most = min(2 * start, 0.0) - allowed, max(2 * start, 0.0) + allowed
             relative = frame[value] / frame[divisor] if divisor else frame[value]
             points = frame.select("seed", size=axis).with_columns(value=relative)
-            if (judged := _judge(points, axis, -allowed, allowed)) is None:
+            if (judged := _judge(points, axis, least, most)) is None:
                 continue
             slope, word, why = judged
+            if mixed and word != "FAIL":  # `unchecked` says so
+                continue
             expected = _exponent(own, axis, EXPECTED[setting])
-            yield Finding(rules, axis, template, setting, _shifted(slope, expected), expected, word, why, role)
+            yield Finding(rules, axis, template, setting, _shifted(slope, expected - start), expected, word, why, role)
         points = own.select("seed", size=axis, value="spread")
         if "*" in template and not own["kept"][0] and (judged := _judge(points, axis, None, ONE_BLOCK)) is not None:
             slope, word, why = judged
@@ -159,18 +165,29 @@ def _findings(rules: str, axis: Axis, first: pl.DataFrame, again: pl.DataFrame) 
             yield Finding(rules, axis, template, "one block", slope, 0.0, word, why, role)
 
 
-def _unaligned(own: pl.DataFrame, axis: Axis) -> float:
-    """Room where fan-in and fan-out grow differently: the gradient shifts by up to a half as it aligns.
+def _random_sum(own: pl.DataFrame, axis: Axis) -> float:
+    """The exponent by which the gradient of an output that does not grow is smaller at init than in training.
 
-    An output that does not grow, such as a router's, has a gradient that sums over the width: at init a random sum.
+    A router, keys and values in a fixed number of heads, and a bottleneck act on the whole width. So their gradient is
+    a sum over it: a random one at init, whose exponent is smaller by exactly a half, and an aligned one in training.
     """
-    return min(abs(_exponent(own, axis, "m_N") - _exponent(own, axis, "m_out")), 0.5)
+    return -max(0.0, _exponent(own, axis, "lag")) / 2
+
+
+def _is_mixed(own: pl.DataFrame, axis: Axis) -> bool:
+    """True if only a part of the outputs grows, as in Mamba's x_proj: its gradient follows no single power."""
+    return 0.15 < _exponent(own, axis, "lag") < 0.85
 
 
 def _attentions(rules: str, axis: Axis, rows: pl.DataFrame) -> Iterator[Finding]:
     """The scale on q·k: it goes with the size of a head, not with the model's."""
     for template in rows["template"].unique(maintain_order=True) if len(rows) else ():
         own = rows.filter(pl.col("template") == template).with_columns(seed=pl.lit(0))
+        if own["scale"].null_count():
+            if own["head_size"].n_unique() > 1:
+                why = f"cannot be measured, and it sums over more numbers the larger the {axis}"
+                yield Finding(rules, axis, template, "attention", None, 0.0, "INCONCLUSIVE", why)
+            continue
         points = own.select("seed", size=axis, value=pl.col("scale") / pl.col("expected"))
         if (judged := _judge(points, axis, -EXACT_SCALE, EXACT_SCALE)) is not None:
             slope, word, why = judged
@@ -292,29 +309,44 @@ def noisy(findings: Iterable[Finding]) -> bool:
 
 
 def unchecked(survey: Survey, findings: Iterable[Finding]) -> Iterator[str]:
-    """What the survey cannot see."""
+    """What the survey cannot see, by tensor and setting."""
     seen = {(f.tensor, f.setting) for f in findings}
     tensors = survey.tensors.filter(~pl.col("template").str.ends_with(TIED))
+    roles = {template: Role(role) for template, role in tensors.select("template", "role").unique().iter_rows()}
     templates = tensors["template"].unique(maintain_order=True).to_list()
+    mixed = [own["template"][0] for own in tensors.partition_by("template", maintain_order=True) if _mixed(survey, own)]
     for axis in AXES:
         if survey.tensors[axis].n_unique() == 1:
             yield f"{axis}, which was not varied"
     yield from _growing_starts(survey)
     if len(survey.untrained):
-        yield f"{some(list(survey.untrained))}, which no optimizer trains"
-    without = [t for t in templates if (t, "learning rate") not in seen]
+        yield f"{', '.join(survey.untrained)}, which no optimizer trains"
+    if mixed:
+        yield f"learning rate and epsilon of {', '.join(mixed)} in width, since only a part of their outputs grows"
+    without = [t for t in templates if (t, "learning rate") not in seen and t not in mixed]
     if without:
-        yield f"learning rate and epsilon of {some(without)}, which no gradient reaches"
+        yield f"learning rate and epsilon of {', '.join(without)}, which no gradient reaches"
     if not any(setting == "attention" for _, setting in seen):
         yield "attention, since no product of queries and keys was seen"
-    if Column.ADAM in tensors["column"] and not any(setting == "epsilon" for _, setting in seen):
-        yield "epsilon, which is 0 or does not exist"
-    if not any(setting == "weight decay" for _, setting in seen):
-        yield "weight decay, which is 0"
-    roles = dict(tensors.select("template", "role").unique().iter_rows())
-    zero = [t for t in templates if (t, "init") not in seen and Role(roles[t]).trait.start == "random"]
+    adam = dict.fromkeys(tensors.filter(pl.col("column") == Column.ADAM)["template"])
+    yield from _missing("epsilon", [t for t in adam if t not in without], seen, "which is 0 or does not exist")
+    yield from _missing("weight decay", [t for t in templates if roles[t].trait.decayed], seen, "which is 0")
+    zero = [t for t in templates if (t, "init") not in seen and roles[t].trait.start == "random"]
     if zero:
-        yield f"init of {some(zero)}, which starts at zero"
+        yield f"init of {', '.join(zero)}, which starts at zero"
+
+
+def _missing(setting: SettingName, templates: Iterable[str], seen: Collection[Key], why: str) -> Iterator[str]:
+    """The tensors whose setting was not seen; only the setting, if it was seen of none."""
+    own = list(templates)
+    without = [t for t in own if (t, setting) not in seen]
+    if without:
+        yield f"{setting}, {why}" if without == own else f"{setting} of {', '.join(without)}, {why}"
+
+
+def _mixed(survey: Survey, own: pl.DataFrame) -> bool:
+    along = survey.along(own, "width", own["rules"][0])
+    return along["width"].n_unique() > 1 and _is_mixed(along, "width")
 
 
 def _growing_starts(survey: Survey) -> Iterator[str]:

@@ -142,8 +142,8 @@ class Subject:
 
     @cached_property
     def untrained(self) -> list[str]:
-        """Templates of parameters that ask for a gradient, but that no optimizer trains."""
-        names = [name for name, p in named_parameters(self.model) if p.requires_grad and name not in self.settings]
+        """Templates of parameters that no optimizer trains, or that are frozen."""
+        names = [name for name, _ in named_parameters(self.model) if name not in self.settings]
         return list(dict.fromkeys(map(self.anatomy.template, names)))
 
     def expected_settings(self, name: str) -> Factors:
@@ -164,10 +164,15 @@ class Subject:
         rule = self.expected.rules.rule(r.role)
         return rule.init_std(*r.ratios(rule))
 
-    def fans(self, name: str) -> tuple[float, float]:
-        """(m_N, m_out) of a parameter inside the blocks; of others, whose fan-out need not grow, m_N twice."""
-        r = self.expected.parameters[name]
-        return r.m_N, r.m_out if r.role.trait.fan in ("matrix", "vector") else r.m_N
+    def lag(self, name: str) -> float:
+        """How much more the model's width has grown than the output of a parameter in its blocks, in any unit.
+
+        A gain that heads share has as large an output as its norm. Outside the blocks nothing has to grow.
+        """
+        r, width = self.expected.parameters[name], self.expected.m_N
+        if r.role.trait.shared and (size := self.forward.normed.get(name.rpartition(".")[0])):
+            return width / size
+        return width / r.m_out if r.role.trait.inside and r.role.trait.fan in ("matrix", "vector") else 1.0
 
     def expected_gain(self, name: str) -> float:
         """The same for the gain: starting values, the sum over the fan-in, and the multipliers after it."""

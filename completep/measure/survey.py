@@ -181,11 +181,14 @@ def survey(
 
 @dataclass(frozen=True)
 class AttentionRow:
-    """The scale on q·k of one attention module, which does not depend on the weights."""
+    """The scale on q·k of one attention module, which does not depend on the weights.
+
+    It cannot be measured where a product of two activations does not go into a softmax.
+    """
 
     template: str
-    head_size: int
-    scale: float
+    head_size: int  # how many numbers its product sums over
+    scale: float | None  # None: it cannot be measured
     expected: float  # in any unit: only its exponent matters
 
 
@@ -287,6 +290,9 @@ def _attentions(subject: Subject) -> list[AttentionRow]:
         expected = subject.expected.rules.attention(attention.head_size)
         template = subject.anatomy.template(name)
         rows[template] = AttentionRow(template, attention.head_size, attention.scale, expected)
+    for name, size in subject.forward.unmeasured.items():
+        template = f"{subject.anatomy.template(name)} (product of activations)"
+        rows[template] = AttentionRow(template, size, None, subject.expected.rules.attention(size))
     return list(rows.values())
 
 

@@ -62,8 +62,7 @@ class TensorRow:
     expected_std: float  # the parts of it
     expected_multiplier: float
     spread: float | None  # how far one block is from the others, in gain or in a setting
-    m_N: float = 1.0  # of the fan-in
-    m_out: float = 1.0  # of the fan-out
+    lag: float = 1.0  # how much more the model's width has grown than its output, in any unit
     late: bool = False  # it has a gradient only after what starts at zero has moved
     drawn: bool = False  # its starting values are drawn with a size that the rules choose
     kept: bool = False  # it keeps the starting values of its constructor, which no rule judges
@@ -355,7 +354,7 @@ def _row(
         subject.expected_std(names[0]),
         subject.expected_multiplier(names[0]),
         max(map(unevenness, (in_blocks if whole else [], lrs, eps, decays))),
-        *subject.fans(names[0]),
+        subject.lag(names[0]),
     )
 
 

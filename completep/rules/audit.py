@@ -20,7 +20,7 @@ from completep.anatomy.heads import named_heads
 from completep.anatomy.names import named_parameters
 from completep.anatomy.ratios import product
 from completep.anatomy.roles import Anatomy
-from completep.anatomy.specimen import Factory, on_meta
+from completep.anatomy.specimen import Factory, on_meta, without_history
 from completep.anatomy.trace import Example
 from completep.config import Shape
 from completep.errors import UserError
@@ -30,10 +30,11 @@ from completep.rules.multipliers import Multiplier
 from completep.rules.parametrize import Hints, resolve, with_folds
 from completep.rules.placing import SizeFactorError
 from completep.rules.scaling import Factors, Resolved, Scaling
-from completep.rules.table import COMPLETEP, Role, Rules, alpha, as_rules, optimizer_kind
+from completep.rules.table import COMPLETEP, OptimizerKind, Role, Rules, alpha, as_rules, optimizer_kind
 
 Quantity = Literal["lr", "weight_decay", "eps", "init", "multiplier", "optimizer"]
 Notes = tuple[str, ...]
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 SWAPPED = "base and target are swapped: the factor is the inverse of what it should be"
 NO_FACTORS = Factors(1.0, 1.0, 1.0, 1.0)
 EXACT = 1e-3  # settings are typed numbers, so they agree or they do not
@@ -120,9 +121,9 @@ def _rows(departures: Sequence[Departure]) -> list[dict[str, Cell]]:
 
 def audit(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizers,
     *,
-    base: "Callable[[], nn.Module | tuple[nn.Module, torch.optim.Optimizer]] | Shape",
+    base: "Callable[[], nn.Module | tuple[nn.Module, Optimizers]] | Shape",
     rules: Rules | str = COMPLETEP,
     lr: float | None = None,
     weight_decay: float | None = None,
@@ -140,11 +141,12 @@ def audit(
 
     Args:
         model: your model, as you would train it. The arguments that are not listed here are those of `parametrize`.
-        optimizer: its optimizer.
+        optimizer: its optimizer, or several, such as [muon, adamw]. Then the base must return its own ones.
         base: a factory that returns the base model, or better (model, optimizer): then the tuned values are read from
             that optimizer, parameter by parameter. Or a Shape.
         lr: your tuned base learning rate. If you leave it out, like the next three, it is read from the base's
-            optimizer, or else it is the value that explains the settings of most roles.
+            optimizer, or else it is the value that explains the settings of most roles. Then a factor that all
+            parameters have in common cannot be seen, and the verdict is INCONCLUSIVE instead of PASS.
         weight_decay: your tuned base weight decay.
         eps: your tuned base epsilon.
         std: your tuned base init standard deviation.
@@ -156,9 +158,7 @@ def audit(
             raise UserError(
                 f"{name}={value!r} is not a base value", fix=f"give the {name} that you tuned, or leave it out"
             )
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        what = f"optimizer is a {type(optimizer).__name__}, not a torch optimizer"
-        raise UserError(what, fix="pass the optimizer itself")
+    optimizers = _several(optimizer)
     with_optimizer = _BaseWithOptimizer(base) if callable(base) and not isinstance(base, (Shape, nn.Module)) else None
     hints = Hints(roles, writers, example, specimen)
     try:
@@ -167,7 +167,10 @@ def audit(
         return _stream_is_scaled(found, as_rules(rules))
     tuned = {"lr": lr, "weight_decay": weight_decay, "eps": eps, "std": std}
     at_base = {} if with_optimizer is None else with_optimizer.settings(scaling.anatomy)
-    subject = _Subject(scaling, optimizer, _settings(scaling.model, optimizer), at_base, tuned, check_init)
+    if len(optimizers) > 1 and (not at_base or any(v is not None for q, v in tuned.items() if q != "std")):
+        what = f"{len(optimizers)} optimizers have no base values in common"
+        raise UserError(what, fix="let base return (model, [optimizers]), and pass no lr, weight_decay or eps")
+    subject = _Subject(scaling, _settings(scaling.model, optimizers), at_base, tuned, check_init)
     lacking, wrong, unchecked = _missing_multipliers(scaling, own)
     read, departures = subject.compare({})
     notes: Notes = ("base values are those of the base's own optimizer",) if at_base else ()
@@ -182,10 +185,24 @@ def audit(
             read, departures, unchecked = read_folded, in_folded, ()
             notes = (*notes, "read as folded: the multipliers are in the weights")
     explained = tuple(replace(d, cause=d.cause or subject.cause(d)) for d in departures)
+    elected = [quantity for quantity, value in read.items() if subject.given[quantity] is None and value]
+    if elected and not at_base:
+        common = f"a factor on {', '.join(elected)} that all parameters have in common"
+        why = "the base values were read from this optimizer: let base return (model, optimizer), or pass them"
+        unchecked = (*unchecked, f"{common}, since {why}")
     if check_init and on_meta(scaling.model):
         unchecked = (*unchecked, "the starting values, which a model on the meta device does not have")
     unseen = tuple(dict.fromkeys((*scaling.anatomy.unchecked, *own.unchecked, *unchecked)))
     return Audit(scaling.rules.key, scaling.rules.name, explained, len(scaling.parameters), read, notes, unseen)
+
+
+def _several(optimizer: object) -> list[torch.optim.Optimizer]:
+    given = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+    optimizers = [o for o in given if isinstance(o, torch.optim.Optimizer)]
+    if not given or len(optimizers) < len(given):
+        what = f"optimizer is a {type(optimizer).__name__}, not a torch optimizer"
+        raise UserError(what, fix="pass the optimizer itself, or a list of optimizers")
+    return optimizers
 
 
 def _stream_is_scaled(found: SizeFactorError, rules: Rules) -> Audit:
@@ -200,23 +217,26 @@ class _BaseWithOptimizer:
 
     def __init__(self, factory: Callable[[], object]) -> None:
         self.factory = factory
-        self.pair: tuple[nn.Module, torch.optim.Optimizer] | None = None
+        self.pair: tuple[nn.Module, Optimizers] | None = None
 
     def __call__(self) -> object:
         made = self.factory()
         if not isinstance(made, tuple):
             return made
-        if len(made) != 2 or not isinstance(made[1], torch.optim.Optimizer):
+        several = made[1] if len(made) == 2 and isinstance(made[1], (list, tuple)) else made[1:]
+        if len(made) != 2 or not several or not all(isinstance(o, torch.optim.Optimizer) for o in several):
             kinds = ", ".join(type(m).__name__ for m in made)
             raise UserError(f"the base factory returned ({kinds})", fix="let it return a model, or (model, optimizer)")
-        self.pair = copy.deepcopy(made) if not on_meta(made[0]) else made  # the proof overwrites the base's weights
+        meta = on_meta(made[0])
+        self.pair = made if meta else copy.deepcopy(made, without_history(made[0]))  # the proof overwrites the weights
         return made[0]
 
     def settings(self, anatomy: Anatomy) -> "dict[str, _Setting]":
         """By template, as the base is trained."""
         if self.pair is None:
             return {}
-        return {anatomy.template(name): setting for name, setting in _settings(*self.pair).items()}
+        model, optimizers = self.pair
+        return {anatomy.template(name): setting for name, setting in _settings(model, _several(optimizers)).items()}
 
 
 @dataclass(frozen=True)
@@ -228,19 +248,21 @@ class _Setting:
     eps: float | None
     std: float | None  # measured; None on the meta device
     entries: int  # that it was measured on
+    kind: OptimizerKind
 
 
-def _settings(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, _Setting]:
+def _settings(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, _Setting]:
     names = {id(p): name for name, p in named_parameters(model)}
     settings: dict[str, _Setting] = {}
-    for group in optimizer.param_groups:
+    for kind, group in ((optimizer_kind(o), group) for o in optimizers for group in o.param_groups):
         lr = float(group.get("initial_lr", group["lr"]))  # a scheduler changes lr, but not initial_lr
         for p in group["params"]:
             if id(p) not in names:
                 what = "the optimizer holds a parameter that is not in this model"
                 raise UserError(what, fix="build the optimizer from the parameters of this model")
             std = None if p.is_meta else p.detach().float().std(unbiased=False).item()
-            settings[names[id(p)]] = _Setting(lr, group.get("weight_decay", 0.0), group.get("eps"), std, p.numel())
+            eps = None if kind.eps is None else group.get("eps")  # Muon's is part of its iteration
+            settings[names[id(p)]] = _Setting(lr, group.get("weight_decay", 0.0), eps, std, p.numel(), kind)
     return settings
 
 
@@ -249,7 +271,6 @@ class _Subject:
     """What is audited. `folds` below are the multipliers that the weights hold, by parameter."""
 
     scaling: Scaling
-    optimizer: torch.optim.Optimizer
     settings: Mapping[str, _Setting]
     at_base: Mapping[str, _Setting]  # by template, from the base's own optimizer; empty if there is none
     given: Mapping[str, float | None]  # base values that you passed
@@ -261,13 +282,14 @@ class _Subject:
         return tuned, list(self.departures(tuned, folds))
 
     def expected(self, r: Resolved, folds: Mapping[str, float]) -> Factors:
-        column = optimizer_kind(self.optimizer).column
+        kind = self.settings[r.name].kind if r.name in self.settings else next(iter(self.settings.values())).kind
+        column = kind.column
         return r.factors(self.scaling.rules.rule_of(r.template, r.role, column), column, folds.get(r.name, 1.0))
 
     def tuned(self, folds: Mapping[str, float]) -> dict[str, float]:
         """The base values: those that you passed, and else those that explain the settings of most roles."""
         unused = {"std"} if not self.check_init else set()
-        unused |= {"eps"} if optimizer_kind(self.optimizer).eps is None else set()
+        unused |= {"eps"} if all(s.kind.eps is None for s in self.settings.values()) else set()
         tuned: dict[str, float] = {}
         for quantity, given in self.given.items():
             value = given if given is not None else None if quantity in unused else self.elected(quantity, folds)
@@ -282,6 +304,8 @@ class _Subject:
         first in the table, the embedding.
         """
         tolerance = 0.05 if quantity == "std" else EXACT
+        if quantity == "eps" and (one := self.global_eps(folds)) is not None:
+            return one
         votes: dict[Role, float] = {}
         for role in Role:
             own = [r for name, r in self.scaling.parameters.items() if r.role is role and name in self.settings]
@@ -294,6 +318,14 @@ class _Subject:
         if not votes:
             return 0.0 if quantity == "weight_decay" else None
         return max(votes.values(), key=lambda v: sum(_near(v, w, tolerance) for w in votes.values()))
+
+    def global_eps(self, folds: Mapping[str, float]) -> float | None:
+        """The one ε of all groups, where the rules want different ones: then it is the base's, and no role is right."""
+        names = [name for name in self.scaling.parameters if name in self.settings]
+        values = {self.settings[name].eps for name in names}
+        factors = [self.expected(self.scaling.parameters[name], folds).eps for name in names]
+        differ = not all(_near(f, factors[0]) for f in factors)
+        return values.pop() if len(values) == 1 and differ and not self.at_base else None
 
     def implied(self, quantity: str, r: Resolved, folds: Mapping[str, float]) -> float | None:
         """The base value that a parameter's setting implies; None where it implies none."""
@@ -317,30 +349,40 @@ class _Subject:
 
     def departures(self, tuned: Mapping[str, float], folds: Mapping[str, float]) -> Iterator[Departure]:
         tensors = dict(named_parameters(self.scaling.model))
-        coupled = not optimizer_kind(self.optimizer).decoupled
         for name, r in self.scaling.parameters.items():
             if not tensors[name].requires_grad:
                 continue
             if name not in self.settings:
                 yield Departure(name, r.role, "optimizer", 1, 0, "trainable, but in no group of the optimizer")
                 continue
-            s, f = self.settings[name], self.expected(r, folds)
+            s, ways = self.settings[name], [self.expected(way, folds) for way in self.possible(r)]
+            coupled = not s.kind.decoupled
             if coupled and s.weight_decay:
                 cause = "added to the gradient, where normalisation cancels it: use AdamW"
                 yield Departure(name, r.role, "weight_decay", 0, s.weight_decay, cause)
             base = {quantity: self.base_value(quantity, r, tuned) for quantity in self.given}
-            pairs: list[tuple[Quantity, float, float | None]] = [("lr", base["lr"] * f.lr, s.lr)]
-            if not coupled:
-                pairs.append(("weight_decay", base["weight_decay"] * f.weight_decay, s.weight_decay))
-            if "eps" in tuned:
-                pairs.append(("eps", base["eps"] * f.eps, s.eps))
-            for quantity, expected, found in pairs:
-                if found is not None and not _near(expected, found):
-                    yield Departure(name, r.role, quantity, expected, found)
+            pairs: list[tuple[Quantity, float | None]] = [("lr", s.lr)]
+            pairs += [] if coupled else [("weight_decay", s.weight_decay)]
+            pairs += [("eps", s.eps)] if "eps" in tuned else []
+            for quantity, found in pairs:
+                expected = [base[quantity] * getattr(f, quantity) for f in ways]
+                if found is not None and not any(_near(e, found) for e in expected):
+                    yield Departure(name, r.role, quantity, expected[0], found)
             if self.check_init and s.std is not None and not r.part.kept:
-                std = base["std"] * f.init_std
                 entries = min(s.entries, self.at_base[r.template].entries if r.template in self.at_base else s.entries)
-                yield from _compare_init(r, tensors[name], s.std, std, folds.get(name, 1.0), entries)
+                found_by_way = [
+                    list(
+                        _compare_init(r, tensors[name], s.std, base["std"] * f.init_std, folds.get(name, 1.0), entries)
+                    )
+                    for f in ways
+                ]
+                yield from found_by_way[0] if all(found_by_way) else ()
+
+    def possible(self, r: Resolved) -> list[Resolved]:
+        """A parameter with the ratios to a base that is a Shape: its sides may have grown with the width, or not."""
+        if r.name not in self.scaling.assumed:
+            return [r]
+        return [r, *(replace(r, m_N=m_N, m_out=m_out) for m_N, m_out in ((r.m_N, 1.0), (1.0, r.m_out)))]
 
     def cause(self, d: Departure) -> str:
         """The known mistake behind a departure, if its numbers show one."""
@@ -367,9 +409,11 @@ class _Subject:
             and not _near(d.factor, 1)
         ):
             return SWAPPED
-        if d.quantity == "lr" and not hidden and r.m_N != 1 and _near(d.factor * r.m_N, 1.0):
-            return "divided by m_N, which only hidden matrices need"
-        return _missing_factor(d, r, self.scaling.rules) or _root_of_depth(d, r)
+        reasons = []
+        if d.quantity == "lr" and r.m_N != 1 and _near(d.factor * r.m_N, 1.0):
+            reasons.append("divided by m_N twice" if hidden else "divided by m_N, which only hidden matrices need")
+        reasons += [_missing_factor(d, r, self.scaling.rules) or _root_of_depth(d, r)]
+        return "; or ".join(filter(None, reasons))  # several have the same size
 
     def multiplier_cause(self, d: Departure) -> str:
         if _near(d.found, 1.0):

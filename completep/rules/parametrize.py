@@ -139,8 +139,9 @@ def _origin(scaling: Scaling, base: Base) -> Origin:
     counts: dict[str, int] = {}
     for name, version in (base.versions or {}).items():
         counts.setdefault(scaling.anatomy.template(name), version)
-    by_name = {name: counts.get(r.template, -1) for name, r in scaling.parameters.items()}
-    return find_origin(scaling.model, by_name if counts else None)
+    templates = {name: r.template for name, r in scaling.parameters.items()}
+    gains = [n for n, r in scaling.parameters.items() if (r.part.start or r.part.offset) and not r.part.kept]
+    return find_origin(scaling.model, counts or None, templates, gains)
 
 
 @recording()
@@ -170,10 +171,9 @@ def resolve(model: nn.Module, base: BaseLike, rules: Rules | str, hints: Hints) 
     buffers = tuple(name for name, b in model.named_buffers() if b.is_meta)
     with_c = with_folds(parameters, placed, anatomy)
     shapes = (ratios.base, ratios.target)
-    scaling = Scaling(
-        model, rules, "multiplier", *shapes, anatomy, with_c, placed, buffers, _constructed(model, with_c)
-    )
-    return scaling, own
+    assumed = frozenset(name for name in parameters if ratios.is_assumed(name))
+    scaling = Scaling(model, rules, "multiplier", *shapes, anatomy, with_c, placed, assumed, buffers)
+    return replace(scaling, constructed=_constructed(model, with_c)), own
 
 
 def _constructed(model: nn.Module, parameters: Table) -> dict[str, torch.Tensor]:

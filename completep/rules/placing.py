@@ -1,7 +1,7 @@
 """Where the multipliers of a model act, and how large they are, given the factors that the model contains already."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from torch import nn
@@ -12,7 +12,7 @@ from completep.anatomy.heads import Attention, named_heads
 from completep.anatomy.names import plain
 from completep.anatomy.ratios import Ratios
 from completep.anatomy.roles import Site
-from completep.errors import UserError
+from completep.errors import UserError, some
 from completep.rules.multipliers import Kind, Multiplier
 from completep.rules.scaling import Resolved
 from completep.rules.table import ONE, Rules, as_power, power_of
@@ -50,6 +50,7 @@ def place_multipliers(own: OwnFactors, parameters: Table, ratios: Ratios, rules:
     ]
     if own.base.model is not None:
         placed += _attention_multipliers(own, parameters, ratios, rules)
+    own.unchecked += _unknown_growth(own, ratios, rules)
     return placed
 
 
@@ -92,6 +93,25 @@ def _attention_multipliers(own: OwnFactors, parameters: Table, ratios: Ratios, r
         modules = tuple(dict.fromkeys((*m.modules, *sites)))
         placed[factor] = replace(m, modules=modules, parameters=tuple(dict.fromkeys((*m.parameters, *names))))
     return list(placed.values())
+
+
+def _unknown_growth(own: OwnFactors, ratios: Ratios, rules: Rules) -> Iterator[str]:
+    """What may have grown in another way than the rules assume, and products of activations that they cannot scale."""
+    here, at_base, template = own.here_or_reduced, own.at_base, own.anatomy.template
+    if ratios.m_N == 1:
+        return
+    factory = "a Shape does not say: pass base as a factory"
+    if assumed := list(dict.fromkeys(template(name) for name in ratios.shapes if ratios.is_assumed(name))):
+        yield f"whether {some(assumed)} grow with the width, as is assumed; {factory}"
+    if here is None or rules.attention == ONE:
+        return
+    if own.base.model is None and (here.attentions or here.unmeasured):
+        yield f"the scale on q·k and how large the heads of the base are, which {factory}"
+    there = {} if at_base is None else at_base.unmeasured
+    for name, size in {template(n): size for n, size in here.unmeasured.items()}.items():
+        if there.get(name, size) != size:
+            grown = f"which sums over {size / there[name]:.4g} times as many numbers as at the base"
+            yield f"the scale on a product of activations in '{name}', {grown}: it cannot be measured"
 
 
 def _no_place(here: Attention, there: Attention) -> UserError:

@@ -85,6 +85,9 @@ class Scaling:
     anatomy: Anatomy
     parameters: dict[str, Resolved]
     multipliers: tuple[Multiplier, ...]
+    assumed: frozenset[str] = (
+        frozenset()
+    )  # parameters that are taken to grow with the width, since a Shape says nothing
     meta_buffers: tuple[str, ...] = ()  # those on the meta device when the model was parametrized
     constructed: dict[str, Tensor] = field(default_factory=dict)  # first values of the parts that keep them
     unchecked: tuple[str, ...] = ()  # what could not be checked when the model was parametrized

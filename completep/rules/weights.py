@@ -1,7 +1,9 @@
 """Where the weights of a model come from: its constructor, `init_`, or a checkpoint; and how they are saved.
 
-Torch counts the changes to a tensor in place. A fresh model has as many as a fresh base of the same class. One whose
-parameters all have more was loaded, and transformers marks what it loads.
+Torch counts the changes to a tensor in place. A fresh model has as many as a fresh base of the same class. One that has
+more in all blocks of some parameter was loaded, and transformers marks what it loads. Copies, assigned tensors and
+whole models from a file have no such count. There the gains of norms tell: constructors make them one number, and
+training does not leave them so.
 """
 
 import warnings
@@ -23,6 +25,7 @@ class Origin:
     fresh: dict[str, int] = field(default_factory=dict)  # changes in place of the parameters that nobody has changed
     loaded: bool = False  # before the model was parametrized
     initialised: bool = False  # by `init_`
+    gains: tuple[str, ...] = ()  # norm gains, which a constructor fills with one number
 
 
 class CountLoads:
@@ -43,34 +46,48 @@ def versions_of(model: nn.Module) -> dict[str, int]:
     return {name: version_of(p) for name, p in named_parameters(model)}
 
 
-def find_origin(model: nn.Module, base: Versions | None) -> Origin:
-    """`base` are the changes in place of a fresh base, by the names of the model's parameters."""
+def find_origin(model: nn.Module, base: Versions | None, templates: Mapping[str, str], gains: Iterable[str]) -> Origin:
+    """`base` are the changes in place of a fresh base, by template. `templates` are those of all parameters."""
     real = {name: p for name, p in named_parameters(model) if not p.is_meta}
+    known = tuple(name for name in gains if name in real)
     pretrained = bool(real) and all(getattr(p, "_is_hf_initialized", False) for p in real.values())
     if base is None or not real or not any(base.values()):  # a copy of a model has no changes in place
-        return Origin(loaded=pretrained)
-    changes = {name: version_of(p) - base[name] for name, p in real.items()}
+        return Origin(loaded=pretrained, gains=known)
+    changes = {name: version_of(p) - base.get(templates[name], -1) for name, p in real.items()}
     fresh = {name: version_of(real[name]) for name, change in changes.items() if change == 0}
-    return Origin(fresh, loaded=pretrained or all(change > 0 for change in changes.values()))
+    least: dict[str, int] = {}
+    for name, change in changes.items():
+        least[templates[name]] = min(change, least.get(templates[name], change))
+    return Origin(fresh, loaded=pretrained or any(change > 0 for change in least.values()), gains=known)
 
 
 def watch_loads(model: nn.Module) -> None:
-    if _counter(model) is None:
-        model.register_load_state_dict_post_hook(CountLoads())  # type: ignore[no-untyped-call]
+    """Count what is loaded into the model and into each of its modules."""
+    for module in model.modules():
+        if not any(isinstance(hook, CountLoads) for hook in module._load_state_dict_post_hooks.values()):
+            module.register_load_state_dict_post_hook(CountLoads())  # type: ignore[no-untyped-call]
 
 
-def _counter(model: nn.Module) -> CountLoads | None:
-    return next((hook for hook in model._load_state_dict_post_hooks.values() if isinstance(hook, CountLoads)), None)
+def _counters(model: nn.Module) -> list[CountLoads]:
+    hooks = [hook for module in model.modules() for hook in module._load_state_dict_post_hooks.values()]
+    return [hook for hook in hooks if isinstance(hook, CountLoads)]
 
 
 def is_loaded(model: nn.Module, origin: Origin) -> bool:
-    counter = _counter(model)
-    return origin.loaded or (counter is not None and counter.loads > 0)
+    return origin.loaded or any(counter.loads for counter in _counters(model)) or _is_trained(model, origin)
+
+
+def _is_trained(model: nn.Module, origin: Origin) -> bool:
+    """True if the gains of a norm are not one number, before `init_` has filled them."""
+    if origin.initialised:
+        return False
+    gains = [p for name, p in named_parameters(model) if name in origin.gains and not p.is_meta and not is_sharded(p)]
+    return any(bool((p != p.flatten()[0]).any()) for p in gains if p.numel())
 
 
 def mark_initialised(model: nn.Module, origin: Origin) -> None:
     origin.initialised, origin.loaded = True, False
-    if (counter := _counter(model)) is not None:
+    for counter in _counters(model):
         counter.loads = 0
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from completep import MUP, SP, Role, Shape, UserError, parametrize
+from completep import MUP, SP, Role, Shape, UserError, audit, check, parametrize
 from completep.anatomy import forward
 from completep.anatomy.forward import measure_forward
 from completep.rules.parametrize import explain
@@ -353,6 +353,118 @@ def test_a_model_of_seven_billion_parameters_is_checked():
     assert parametrize(model, base=lambda: llama(256, 2)).unchecked == ()
 
 
+class Auxiliary(Model):
+    """Keeps numbers of its last forward pass, as for an auxiliary loss."""
+
+    always = False
+
+    def forward(self, ids):
+        out = super().forward(ids)
+        if self.training or self.always:
+            self.aux, self.all = out.square().mean(), {"losses": [out.mean()]}
+        return out
+
+
+class AlwaysAuxiliary(Auxiliary):
+    always = True
+
+
+@pytest.mark.parametrize("kind", [Auxiliary, AlwaysAuxiliary])
+@pytest.mark.parametrize("by_shape", [False, True])
+def test_a_model_that_keeps_numbers_of_its_forward_pass(kind, by_shape):
+    model = kind(64, 8)
+    model(tokens(0))
+    aux = model.aux
+    scaling = parametrize(model, base=Shape(32, 2) if by_shape else lambda: kind(32, 2))
+    assert scaling.factors() == {"branch": 0.25, "logits": 0.5}
+    assert model.aux is aux
+
+
+class Mixing(nn.Module):
+    """Attention whose scale cannot be measured, with two heads of unknown names that grow with the width."""
+
+    def __init__(self, width, kind):
+        super().__init__()
+        self.kind, self.norm = kind, nn.LayerNorm(width)
+        self.a, self.b, self.c, self.d = (nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x):
+        (batch, time, width), h = x.shape, self.norm(x)
+        q, k, v = (m(h).view(batch, time, 2, width // 2).transpose(1, 2) for m in (self.a, self.b, self.c))
+        w = q @ k.transpose(-1, -2) * (width // 2) ** -0.5
+        if self.kind == "written out":
+            w = w.exp() / w.exp().sum(-1, keepdim=True)
+        elif self.kind == "entry by entry":
+            w = ((q[..., :, None, :] * k[..., None, :, :]).sum(-1) * (width // 2) ** -0.5).softmax(-1)
+        elif self.kind == "log":
+            w = w.log_softmax(-1).exp()
+        elif self.kind != "linear":
+            w = getattr(torch, self.kind)(w) / time
+        return x + self.d((w @ v).transpose(1, 2).flatten(2))
+
+
+class Mixer(nn.Module):
+    def __init__(self, width, depth, kind):
+        super().__init__()
+        self.table, self.norm, self.out = nn.Embedding(61, width), nn.LayerNorm(width), nn.Linear(width, 61)
+        self.blocks = nn.ModuleList(Mixing(width, kind) for _ in range(depth))
+
+    def forward(self, ids):
+        x = self.table(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.out(self.norm(x))
+
+
+UNMEASURED = ["written out", "entry by entry", "linear", "relu", "sigmoid"]
+
+
+@pytest.mark.parametrize("kind", UNMEASURED)
+def test_attention_that_cannot_be_measured_is_said_where_its_heads_grow(kind):
+    with pytest.warns(
+        UserWarning, match=r"the scale on a product of activations in 'blocks\.\*', which sums over 2 times"
+    ):
+        scaling = parametrize(Mixer(64, 8, kind), base=lambda: Mixer(32, 2, kind))
+    assert len(scaling.unchecked) == 1
+    assert parametrize(Mixer(32, 8, kind), base=lambda: Mixer(32, 2, kind)).unchecked == ()
+    optimizer = torch.optim.AdamW(scaling.init_(0.05).param_groups(1e-2))
+    found = audit(
+        scaling.model, optimizer, base=lambda: Mixer(32, 2, kind), lr=1e-2, eps=1e-8, weight_decay=0, std=0.05
+    )
+    assert found.verdict == "INCONCLUSIVE"
+
+
+def test_a_log_softmax_is_measured():
+    scaling = parametrize(Mixer(64, 8, "log"), base=lambda: Mixer(32, 2, "log"))
+    assert scaling.factors()["attention"] == pytest.approx(0.5**0.5)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:not checked")
+def test_the_check_cannot_decide_about_attention_that_cannot_be_measured():
+    options = {"widths": (32, 64, 128), "base": (32, 2), "workers": 1, "arguments": {"kind": "linear"}}
+    found = check(Mixer, **options)
+    assert found.verdict == "INCONCLUSIVE"
+    assert [f.tensor for f in found.findings if f.word != "PASS"] == ["blocks.* (product of activations)"]
+
+
+@pytest.mark.filterwarnings("ignore:not checked")
+def test_with_a_shape_sides_that_need_not_grow_are_said_and_not_blamed():
+    """Two key heads at every width, right by a factory: a Shape would scale ε of the keys in another way."""
+    build = huggingface("Llama", **{**LLAMA_LIKE, "num_key_value_heads": 2})
+    scaling = parametrize(build(128, 4), base=lambda: build(64, 2)).init_(0.05)
+    optimizer = torch.optim.AdamW(scaling.param_groups(1e-2, eps=1e-8, weight_decay=0.1))
+    keys = "model.layers.*.self_attn.k_proj.weight"
+    unchecked = parametrize(build(128, 4), base=Shape(64, 2)).unchecked
+    assert [keys in line for line in unchecked] == [True, False]
+    values = {"lr": 1e-2, "eps": 1e-8, "weight_decay": 0.1, "std": 0.05}
+    found = audit(scaling.model, optimizer, base=Shape(64, 2), **values)
+    assert found.verdict == "INCONCLUSIVE", found
+    for group in optimizer.param_groups:
+        group["eps"] *= 3
+    assert any("k_proj" in d.name for d in audit(scaling.model, optimizer, base=Shape(64, 2), **values).departures)
+
+
 def test_with_a_shape_it_is_said_what_was_not_checked():
     with pytest.warns(UserWarning, match=r"not checked: whether the factor 0\.25 on 'blocks\.\*\.down'"):
         scaling = parametrize(OwnBranches(64, 8), base=Shape(32, 2))
@@ -455,7 +567,9 @@ def test_a_factor_on_the_embedding_that_is_no_power_is_refused():
 def test_tokens_of_another_kind_are_no_factor(kind):
     """A class token stands beside those of the image."""
     model = ZOO[kind](64, 4)
-    assert parametrize(model, base=Shape(32, 2)).unchecked == ()
+    with pytest.warns(UserWarning, match="a Shape does not say"):
+        unchecked = parametrize(model, base=Shape(32, 2)).unchecked
+    assert [line[:16] for line in unchecked] == ["the scale on q·k"]
 
 
 # -- training mode -----------------------------------------------------------------------------------

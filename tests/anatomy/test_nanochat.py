@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from completep import Role, UserError, audit, check, parametrize
-from tests.rules.models import roles
+from tests.rules.models import clean, roles
 from tests.rules.training import VOCABULARY, tokens, worst
 
 HEAD = 8
@@ -107,7 +107,7 @@ def test_the_audit_passes_and_misses_a_multiplier():
     model, scaling = scaled()
     scaling.init_(0.1)
     optimizer = torch.optim.AdamW(scaling.param_groups(1e-3, weight_decay=0.1, eps=1e-12))
-    assert audit(model, optimizer, base=lambda: NanoChat(32, 2)).passed
+    assert clean(audit(model, optimizer, base=lambda: NanoChat(32, 2)))
     model.blocks[3].down._forward_hooks.clear()
     found = audit(model, optimizer, base=lambda: NanoChat(32, 2))
     assert [d.name for d in found.departures if d.quantity == "multiplier"] == ["blocks.3.down"]

@@ -7,7 +7,7 @@ from torch import nn
 
 from completep import Role, UserError, audit, parametrize
 from tests.anatomy.test_fail_closed import ValueHead
-from tests.rules.models import Model, roles, scale
+from tests.rules.models import Model, clean, roles, scale
 from tests.rules.training import VOCABULARY, tokens, worst
 
 
@@ -202,11 +202,11 @@ def test_the_audit_sees_a_second_readout_without_its_multiplier():
     model, scaling = scale(Twins, style="folded")
     scaling.init_(0.1)
     optimizer = torch.optim.AdamW(scaling.param_groups(1e-3, weight_decay=0.1, eps=1e-12))
-    assert audit(model, optimizer, base=lambda: Twins(32, 2)).passed
+    assert clean(audit(model, optimizer, base=lambda: Twins(32, 2)))
     model, scaling = scale(ValueHead)
     scaling.init_(0.1)
     optimizer = torch.optim.AdamW(scaling.param_groups(1e-3, weight_decay=0.1, eps=1e-12))
-    assert audit(model, optimizer, base=lambda: ValueHead(32, 2)).passed
+    assert clean(audit(model, optimizer, base=lambda: ValueHead(32, 2)))
     model.value._forward_pre_hooks.clear()
     found = audit(model, optimizer, base=lambda: ValueHead(32, 2))
     assert [d.name for d in found.departures if d.quantity == "multiplier"] == ["value"]

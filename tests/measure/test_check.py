@@ -292,6 +292,75 @@ def test_a_growing_head_needs_its_scale():
     ]
 
 
+FIXED = {**zoo.LLAMA_LIKE, "num_key_value_heads": 2}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["Llama", "Qwen3"])
+def test_keys_and_values_in_a_fixed_number_of_heads_pass(kind):
+    """Their gradient is a sum over the query heads: at init a random one, so its exponent is smaller by a half."""
+    check = quick_check(zoo.huggingface(kind, **FIXED), axis="width", widths=(64, 128, 256), base=(64, 2))
+    assert check.verdict == "PASS", check
+    lags = dict(check.survey.tensors.filter(pl.col("width") == 256).select("template", "lag").iter_rows())
+    first = dict(check.survey.tensors.filter(pl.col("width") == 64).select("template", "lag").iter_rows())
+    lagging = {t.rpartition("self_attn.")[2] for t, lag in lags.items() if lag / first[t] > 2}
+    assert lagging == {"k_proj.weight", "v_proj.weight"} | ({"k_norm.weight"} if kind == "Qwen3" else set())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exponent", [-0.5, -0.25, 0.25, 0.5])
+@pytest.mark.parametrize(
+    ("tensor", "setting"), [("k_proj", "learning rate"), ("v_proj", "epsilon"), ("k_norm", "learning rate")]
+)
+def test_a_fault_of_keys_in_a_fixed_number_of_heads_is_named(tensor, setting, exponent):
+    """Also one that makes up for the random sum, so that the plain exponent at init is as for other matrices."""
+    name = f"model.layers.*.self_attn.{tensor}.weight"
+    fault = (name, setting, "width", exponent)
+    wrong = partial(planted, zoo.huggingface("Qwen3", **FIXED), (64, 2), fault)
+    check = quick_check(wrong, axis="width", widths=(64, 128, 256), base=(64, 2))
+    assert check.verdict == "FAIL"
+    assert {(f.tensor, f.setting) for f in check.culprits} == {(name, setting)}
+    assert check.culprits[0].deviation == pytest.approx(exponent, abs=0.1)
+
+
+@pytest.mark.slow
+def test_outputs_of_which_only_a_part_grows_are_not_checked():
+    """Mamba's x_proj makes time steps, which grow, and states, which do not."""
+    check = quick_check(zoo.ZOO["mamba"], axis="width", widths=(64, 128, 256), base=(64, 2), seeds=1)
+    assert not [f for f in check.findings if "x_proj" in f.tensor and f.setting in ("learning rate", "epsilon")]
+    assert any("mixer.x_proj.weight in width" in line for line in check.unchecked)
+
+
+def without(change):
+    """The right implementation, with what `change` does to the groups of the qkv matrices."""
+
+    def factory(width, depth):
+        model, optimizer = faulty("", "", "width", 0.0)(width, depth)
+        names = {id(p): name for name, p in model.named_parameters()}
+        for group in optimizer.param_groups:
+            if "qkv.weight" in names[id(group["params"][0])]:
+                change(group)
+        return model, optimizer
+
+    return factory
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda g: g.update(weight_decay=0.0), "weight decay of blocks.*.attention.qkv.weight, which is 0"),
+        (lambda g: g.update(eps=0.0), "epsilon of blocks.*.attention.qkv.weight, which is 0 or does not exist"),
+        (lambda g: g["params"][0].requires_grad_(False), "blocks.*.attention.qkv.weight, which no optimizer trains"),
+    ],
+    ids=["decay", "eps", "frozen"],
+)
+def test_what_cannot_be_seen_is_said_of_the_very_tensor(change, line):
+    options = {"axis": "width", "widths": (32, 48, 64), "seeds": 2}
+    assert line in quick_check(without(change), **options).unchecked
+    assert not any("qkv" in said for said in quick_check(without(lambda group: None), **options).unchecked)
+
+
 def zero_readout(width, depth, fault=("", "", "width", 0.0)):
     """The decoder with a readout that starts at zero, so that nothing else has a gradient at first."""
     model, optimizer = faulty(*fault)(width, depth)

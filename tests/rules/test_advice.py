@@ -38,6 +38,48 @@ def follow(build, **arguments):
     raise AssertionError(arguments)
 
 
+class IdleHead(Model):
+    """A value head that forward uses in training mode, or never."""
+
+    ever = False
+
+    def __init__(self, width, depth):
+        super().__init__(width, depth)
+        self.value = nn.Linear(width, 1)
+
+    def forward(self, ids):
+        h = self.norm(self.run(self.embed(ids)))
+        return (self.head(h), self.value(h)) if self.ever and self.training else self.head(h)
+
+
+class TrainingHead(IdleHead):
+    ever = True
+
+
+class ReturnedHead(IdleHead):
+    def forward(self, ids):
+        h = self.norm(self.run(self.embed(ids)))
+        return self.head(h), self.value(h)
+
+
+@pytest.mark.parametrize("kind", [IdleHead, TrainingHead])
+def test_a_head_that_forward_does_not_use_is_given_no_role(kind):
+    """A role without the logit multiplier would be wrong for it. Both ways out are tried."""
+    with pytest.raises(UserError, match=r"forward does not use value\.weight, value\.bias") as error:
+        parametrize(kind(64, 8), base=lambda: kind(32, 2))
+    assert "Role." not in str(error.value)
+    assert "let forward return the result" in error.value.fix
+    returned = parametrize(ReturnedHead(64, 8), base=lambda: ReturnedHead(32, 2))
+    assert any("value" in m.modules for m in returned.multipliers if m.kind == "logits")
+
+    def removed(width, depth):
+        model = kind(width, depth)
+        model.value, model.ever = None, False
+        return model
+
+    assert parametrize(removed(64, 8), base=lambda: removed(32, 2)).factors() == {"branch": 0.25, "logits": 0.5}
+
+
 class Gate(nn.Module):
     def __init__(self, width):
         super().__init__()

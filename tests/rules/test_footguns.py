@@ -68,7 +68,22 @@ def loaded_through_a_wrapper(build):
     return model, scaling
 
 
-LOADED = [loaded_before, loaded_after, assigned, loaded_through_a_wrapper]
+def partly_loaded(build):
+    """With a new head."""
+    model, state = build(64, 8), build(64, 8).state_dict()
+    last = list(state)[-1]
+    model.load_state_dict({k: v for k, v in state.items() if k != last}, strict=False)
+    return model, parametrize(model, base=lambda: build(32, 2))
+
+
+def loaded_by_modules(build):
+    model, scaling = scaled(build)
+    for child, other in zip(model.children(), build(64, 8).children(), strict=True):
+        child.load_state_dict(other.state_dict())
+    return model, scaling
+
+
+LOADED = [loaded_before, loaded_after, assigned, loaded_through_a_wrapper, partly_loaded, loaded_by_modules]
 
 
 @pytest.mark.slow
@@ -83,6 +98,61 @@ def test_loaded_weights_are_not_warned_of_and_not_overwritten(build, load):
     assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
     scaling.init_(0.1, overwrite=True).init_(0.2)  # the second time over its own numbers
     assert not all(torch.equal(p, before[n]) for n, p in model.named_parameters())
+
+
+def trained(build):
+    """Training moves the gains of norms."""
+    model = build(64, 8)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.01 * torch.randn(p.shape))
+    return model
+
+
+def assigned_before(build, base):
+    model = build(64, 8)
+    model.load_state_dict(trained(build).state_dict(), assign=True)
+    return model, parametrize(model, base=base)
+
+
+def assigned_to_meta(build, base):
+    with torch.device("meta"):
+        model = build(64, 8)
+    model.load_state_dict(trained(build).state_dict(), assign=True)
+    real = dict(build(64, 8).named_buffers())
+    for name, buffer in list(model.named_buffers()):
+        if buffer.is_meta:
+            owner, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(owner), attribute, real[name])
+    return model, parametrize(model, base=base)
+
+
+def from_a_file(build, base):
+    model = pickle.loads(pickle.dumps(trained(build)))
+    return model, parametrize(model, base=base)
+
+
+def through_data(build, base):
+    model = build(64, 8)
+    scaling = parametrize(model, base=base)
+    for p, other in zip(model.parameters(), trained(build).parameters(), strict=True):
+        p.data.copy_(other)
+    return model, scaling
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:not checked.*a Shape does not say")
+@pytest.mark.parametrize("by_shape", [False, True])
+@pytest.mark.parametrize("load", [assigned_before, assigned_to_meta, from_a_file, through_data])
+def test_trained_weights_that_leave_no_count_are_not_overwritten(build, load, by_shape):
+    model, scaling = load(build, Shape(32, 2) if by_shape else lambda: build(32, 2))
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    with pytest.raises(UserError, match="were loaded or set after its constructor"):
+        scaling.init_(0.1)
+    assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
+    scaling.init_(0.1, overwrite=True)
+    next(p for n, p in model.named_parameters() if "norm" in n).data.uniform_()  # a trial run, then a new start
+    scaling.init_(0.1)
 
 
 @pytest.mark.filterwarnings("ignore:.*without the multipliers")
@@ -131,6 +201,7 @@ def a_shape(build):
     return parametrize(build(64, 8), base=Shape(32, 2))
 
 
+@pytest.mark.filterwarnings("ignore:not checked.*a Shape does not say")
 @pytest.mark.parametrize("case", [no_width, no_rules, a_copy, copied_base, meta, a_shape])
 def test_no_false_alarm(build, case):
     scaling = case(build)

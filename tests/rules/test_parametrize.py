@@ -574,6 +574,7 @@ def test_checkpoints_of_older_versions_load(rules, stored):
         scaling.load_state_dict(old | {"rules": "alpha=0.75"})
 
 
+@pytest.mark.filterwarnings("ignore:not checked.*a Shape does not say")
 def test_a_shape_is_as_good_as_a_factory_for_a_plain_transformer():
     model = small(64, 6, **MODERN)
     by_shape = parametrize(small(64, 6, **MODERN), base=Shape(32, 2))
