@@ -226,7 +226,7 @@ def test_the_downstream_study_takes_the_runs_that_are_there(items, tmp_path, cap
     words = ["--set", *axes, "--items", str(items), "--out", str(tmp_path)]
     assert main(["study", "downstream", *words, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert {row["task"] for row in answer["table"]} == {*TASKS, "average"}
+    assert {row["task"] for row in answer["table"]} == {*TASKS, "average", "validation loss"}
     assert {row["rules"] for row in answer["table"]} == {"completep", "mup"}
     assert Path(answer["files"][0]).exists()
     assert "--items" in Path(answer["files"][0]).read_text()
