@@ -9,6 +9,7 @@ import hashlib
 import os
 import shutil
 import stat
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -58,7 +59,7 @@ def write_over(path: Path, content: "str | bytes") -> Path:
 def _written_beside(path: Path, content: "str | bytes") -> Iterator[Path]:
     # A file name that is not UTF-8 may stand in a report.
     data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path.with_name(f".{path.name}.{threading.get_native_id()}.part")  # threads of one process write too
     make_folder(path.parent)
     try:
         with create(part) as file:

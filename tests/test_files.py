@@ -1,8 +1,11 @@
 """Files: written whole or not at all, never overwritten, and locked by one process at a time."""
 
 import os
+import re
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -88,7 +91,7 @@ def test_a_planted_link_is_neither_followed_nor_emptied(tmp_path):
         pass
     assert not is_locked(tmp_path / "lock")
     for write in (write_new, write_over):
-        (tmp_path / f".a.txt.{os.getpid()}.part").symlink_to(victim)
+        (tmp_path / f".a.txt.{threading.get_native_id()}.part").symlink_to(victim)
         write(tmp_path / "a.txt", "new")
     (tmp_path / "b.txt").symlink_to(victim)
     with pytest.raises(UserError, match="exists already"):
@@ -203,3 +206,14 @@ def test_a_sealed_file_of_any_depth_is_an_error_of_input():
     for depth in range(1, 1200):
         with pytest.raises(ValueError, match=r"digest|nested"):
             unsealed('{"sealed": true, "digest": "x", "a": ' + "[" * depth + "]" * depth + "}")
+
+
+def test_threads_of_one_process_write_the_same_file(tmp_path):
+    def write(name):
+        for i in range(100):
+            write_over(tmp_path / "a.txt", f"{name} {i}")
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(8)))  # raises what a thread raised
+    assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
+    assert re.fullmatch(r"\d 99", (tmp_path / "a.txt").read_text())
