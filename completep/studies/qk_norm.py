@@ -7,18 +7,18 @@ from dataclasses import replace
 
 import polars as pl
 
-from completep import paper
 from completep.config import Run
-from completep.studies.design import UNSEEN, Agreement, Experiment, Outcome, Sweep, Tuning, listed
+from completep.studies.design import UNSEEN, Agreement, Experiment, Outcome, Sweep, listed
 from completep.studies.judging import Transfers, draw_transfer, transfer_frame, transfer_sentence, transfers_of
-from completep.studies.scale import BASE_VALUES, Scale, octaves
+from completep.studies.lr_transfer import STUDY as PLAIN
+from completep.studies.scale import Scale
 from completep.sweep.task import Point
 
 RULES = ("mup", "completep")
 
 
 def run(scale: Scale, point: Point) -> Run:
-    plain = scale.fixed_tokens(point, lr=point.number("lr"), std=scale.std)
+    plain = PLAIN.run(scale, point)
     return replace(plain, model=replace(plain.model, qk_norm=True))
 
 
@@ -39,17 +39,8 @@ STUDY = listed(
             "At every depth, the regret of the base's best learning rate, judged as in lr-transfer. Agrees if SP/muP "
             "passes at all depths; does not agree if it fails at one."
         ),
-        axes={
-            "laptop": {"rules": RULES, "depth": (2, 8, 32), "lr": octaves(-9, -3), "seed": (0, 1, 2)},
-            "desk": {"rules": RULES, "depth": (2, 8, 32, 64), "lr": octaves(-9, -3), "seed": (0, 1, 2)},
-            "paper": {
-                "rules": RULES,
-                "depth": paper.TRANSFER_DEPTHS,
-                "lr": octaves(*paper.LR_OCTAVES),
-                "seed": (0, 1, 2),
-            },
-        },
-        tuning=Tuning(lambda s: Point(rules="completep", depth=s.base.depth, lr=s.lr), BASE_VALUES),
+        axes={scale: {**axes, "rules": RULES} for scale, axes in PLAIN.axes.items()},
+        tuning=PLAIN.tuning,
         run=run,
         find=find,
         draw=draw_transfer,
