@@ -328,15 +328,23 @@ def structure(content: object, kind: type[T], name: str, fix: str) -> T:
 
     if not isinstance(content, dict):
         raise UserError(f"{name} is not a JSON object: {str(content)[:40]!r}", fix=fix)
+    try:
+        return _reader().structure(content, kind)
+    except (cattrs.BaseValidationError, cattrs.ForbiddenExtraKeysError) as error:
+        problems = "; ".join(line.removesuffix(" @ $") for line in cattrs.transform_error(error, "$", _describe))
+        raise UserError(f"{name}: {problems}", fix=fix) from error
+
+
+@cache
+def _reader() -> "Converter":
+    """Strict, and made once: it writes and compiles code for every class that it reads."""
+    import cattrs
+
     converter = cattrs.Converter(forbid_extra_keys=True)
     for simple in (int, float, str, bool):
         converter.register_structure_hook(simple, _exactly)
     converter.register_structure_hook_func(lambda wanted: wanted is object, lambda value, _: value)
-    try:
-        return converter.structure(content, kind)
-    except (cattrs.BaseValidationError, cattrs.ForbiddenExtraKeysError) as error:
-        problems = "; ".join(line.removesuffix(" @ $") for line in cattrs.transform_error(error, "$", _describe))
-        raise UserError(f"{name}: {problems}", fix=fix) from error
+    return converter
 
 
 def _describe(error: BaseException, kind: type | None) -> str:

@@ -1,9 +1,14 @@
 import os
+import shutil
 
 # Some virtual machines claim bfloat16 instructions that they do not have; Muon's step would die on them.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_VNNI")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+# Tests write thousands of small files, each of which waits for the disk. Where there is enough memory they go there.
+MEMORY, ENOUGH = "/dev/shm", 8 * 2**30
+if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ENOUGH:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
 
 import pytest
 import torch
