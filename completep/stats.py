@@ -476,10 +476,10 @@ def _without_levels(u: Floats, y: Floats, seed: "NDArray[np.int64]", degree: int
     powers = u[:, None] ** np.arange(1, degree + 1)
     counts = np.bincount(seed)
     mean = np.stack([np.bincount(seed, column) for column in (*powers.T, y)], 1)[seed] / counts[seed][:, None]
-    own, rest = powers - mean[:, :-1], y - mean[:, -1]
-    coefficients, _, rank, _ = np.linalg.lstsq(own, rest, rcond=None)
+    centred, rest = powers - mean[:, :-1], y - mean[:, -1]
+    coefficients, _, rank, _ = np.linalg.lstsq(centred, rest, rcond=None)
     if rank == degree:
-        return rest - own @ coefficients, float(coefficients[1])
+        return rest - centred @ coefficients, float(coefficients[1])
     plain = np.concatenate([np.ones((len(u), 1)), powers, _contrasts(seed)], 1)
     coefficients = np.linalg.lstsq(plain, y, rcond=None)[0]
     return y - plain @ coefficients, float(coefficients[2])

@@ -25,8 +25,8 @@ from completep.report.escape import harmless, in_script
 def page(document: Document) -> str:
     """A whole page, with interactive figures."""
     scripts = {"javascript": _javascript(), "script": _text("page.js")} if document.figures() else {"javascript": ""}
-    own = " ".join(f"'sha256-{_digest(text)}'" for text in scripts.values() if text) or "'none'"
-    policy = f"default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'unsafe-inline'; script-src {own}"
+    hashes = " ".join(f"'sha256-{_digest(text)}'" for text in scripts.values() if text) or "'none'"
+    policy = f"default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'unsafe-inline'; script-src {hashes}"
     return _template("page.html").render(document=harmless(document), policy=policy, **scripts)
 
 

@@ -52,11 +52,11 @@ def best_tried(runs: pl.DataFrame) -> float:
 
 def at_tuned(t: Transfer, ended: pl.DataFrame, tuned: float) -> Transfer:
     """The same comparison at the value that was tried, with a word that one seed can bear."""
-    own = ended.filter(pl.col("rules") == t.rules)
+    of_rules = ended.filter(pl.col("rules") == t.rules)
 
     def here(depth: int) -> tuple[float, float]:
         """(loss with the tuned η, lowest loss)."""
-        runs = own.filter(pl.col("depth") == depth)
+        runs = of_rules.filter(pl.col("depth") == depth)
         lowest = runs["loss"].fill_nan(math.inf).min()
         used = runs.filter(pl.col("lr") == tuned)["loss"].fill_nan(math.inf)
         return float(used[0]) if len(used) else math.nan, float(lowest)  # type: ignore[arg-type]

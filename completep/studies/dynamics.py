@@ -52,10 +52,10 @@ def find(experiment: Experiment, frame: pl.DataFrame) -> Outcome[pl.DataFrame]:
         raise UserError("one depth has nothing to compare with", fix="give at least two, for instance depth=2,8")
     table = pl.DataFrame(rows, infer_schema_length=None).sort("lr", "rules", "shallow")
     agreement, sentence = ordering(table)
-    earlier, said = crossing(frame, float(table["lr"].min()))  # type: ignore[arg-type]
+    earlier, crossing_sentence = crossing(frame, float(table["lr"].min()))  # type: ignore[arg-type]
     if agreement == "agrees" and earlier != "earlier":
         agreement = "agrees in part" if earlier == "open" else "does not agree"
-    return Outcome(agreement, sentence + said, table, smooth)
+    return Outcome(agreement, sentence + crossing_sentence, table, smooth)
 
 
 Crossing = Literal["earlier", "open", "later"]
@@ -82,8 +82,8 @@ def crossing(frame: pl.DataFrame, lr: float) -> tuple[Crossing, str]:
 
 def behind_shares(frame: pl.DataFrame, lr: float, rules: str) -> dict[int, float]:
     """By seed: the share of records at which the deepest model's loss is above the shallowest one's."""
-    own = frame.filter((pl.col("rules") == rules) & (pl.col("lr") == lr)).sort("step")
-    smooth = own.with_columns(loss=pl.col("loss").rolling_mean(3, min_samples=1).over("depth", "seed"))
+    runs = frame.filter((pl.col("rules") == rules) & (pl.col("lr") == lr)).sort("step")
+    smooth = runs.with_columns(loss=pl.col("loss").rolling_mean(3, min_samples=1).over("depth", "seed"))
     shallow, deep = (smooth.filter(pl.col("depth") == getattr(pl.col("depth"), end)()) for end in ("min", "max"))
     both = shallow.join(deep, on=["seed", "step"], suffix="_deep")
     behind = both.group_by("seed").agg(share=(pl.col("loss") <= pl.col("loss_deep")).mean())
@@ -136,8 +136,8 @@ def draw(experiment: Experiment, frame: pl.DataFrame, outcome: Outcome[pl.DataFr
         panels: list[Panel] = []
         for rules in map(str, experiment.axes["rules"]):
             y = charts.y_axis("loss", None if panels else "training loss (nats per token)", domain=span)
-            own = part.filter(pl.col("rules") == rules)
-            panels.append(charts.lines(own, x, y, colour, "depth", display_name(rules), tips, points=False))
+            of_rules = part.filter(pl.col("rules") == rules)
+            panels.append(charts.lines(of_rules, x, y, colour, "depth", display_name(rules), tips, points=False))
         title = f"Training loss at η = 2^{math.log2(lr):g}"
         figures.append(Figure(f"{experiment.name}-{i + 1}", title, tuple(panels)))
     return figures

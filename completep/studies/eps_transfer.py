@@ -41,12 +41,12 @@ def find(experiment: Experiment, frame: pl.DataFrame) -> Outcome[None]:
     deep = max(int(row["depth"]) for row in rows)
     deepest = {row["rules"]: row for row in rows if row["depth"] == deep}
     half = math.log10(deep / base_depth) / 2
-    said = [
+    shifts = [
         f"by {row['decades']:+.2f} ({row['low']:+.2f} to {row['high']:+.2f}) decades {word} the depth rule"
         for key, word in (("completep", "with"), ("flat-eps=1", "without"))
         if (row := deepest.get(key)) is not None
     ]
-    sentence = f"at depth {deep} the curve over ε lies {' and '.join(said)}; {-2 * half:.2f} is m_L"
+    sentence = f"at depth {deep} the curve over ε lies {' and '.join(shifts)}; {-2 * half:.2f} is m_L"
     ours, others = deepest.get("completep"), deepest.get("flat-eps=1")
     agreement: Agreement = UNSEEN
     if ours is not None and others is not None:
@@ -61,9 +61,9 @@ def moved(frame: pl.DataFrame, rules: str, base_depth: int, depth: int) -> dict[
     """The shift from the base, in decades, seed by seed; its mean with Student's interval."""
     shifts = []
     for seed in frame["seed"].unique().sort() if "seed" in frame.columns else [None]:
-        own = frame if seed is None else frame.filter(pl.col("seed") == seed)
+        of_seed = frame if seed is None else frame.filter(pl.col("seed") == seed)
         pair = [
-            own.filter((pl.col("rules") == rules) & (pl.col("depth") == d)).sort("eps") for d in (base_depth, depth)
+            of_seed.filter((pl.col("rules") == rules) & (pl.col("depth") == d)).sort("eps") for d in (base_depth, depth)
         ]
         both = (
             pair[0]

@@ -201,8 +201,8 @@ def draw(experiment: Experiment, frame: pl.DataFrame, outcome: Outcome[Shapes]) 
     panels: list[Panel] = []
     for size in sizes:
         y = charts.y_axis("percent", None if panels else "loss above CompleteP's law (%)")
-        own = points.filter(pl.col("size") == size).sort("ratio")
-        panels.append(charts.lines(own, x, y, colour, "label", f"{size} parameters", tips))
+        of_size = points.filter(pl.col("size") == size).sort("ratio")
+        panels.append(charts.lines(of_size, x, y, colour, "label", f"{size} parameters", tips))
     summary = (_law(points, shapes.law, colour), _savings(points, sizes), _ranges(shapes, sizes, rules, colour))
     return [
         Figure(f"{experiment.name}-1", "Which N:L is best?", tuple(panels)),

@@ -46,8 +46,8 @@ class ChoiceTransfer:
 
     @property
     def why(self) -> str:
-        said = next((s for s in self.shapes if s.word == self.word and s.why), None)
-        return f"{said.shape.width} × {said.shape.depth}: {said.why}" if said else ""
+        decisive = next((s for s in self.shapes if s.word == self.word and s.why), None)
+        return f"{decisive.shape.width} × {decisive.shape.depth}: {decisive.why}" if decisive else ""
 
 
 def judge_choice(frame: pl.DataFrame, d: Dimension, base: Shape) -> ChoiceTransfer:
@@ -64,11 +64,11 @@ def judge_choice(frame: pl.DataFrame, d: Dimension, base: Shape) -> ChoiceTransf
 def _by_value(frame: pl.DataFrame, d: Dimension) -> dict[Value, Floats]:
     """Log losses by seed; infinite where a run diverged, NaN where it was not done."""
     seeds = frame["seed"].unique().sort().to_list()
-    found: dict[Value, Floats] = {}
+    by_value: dict[Value, Floats] = {}
     for value, seed, loss in frame.filter(pl.col("loss").is_not_null()).select(d.name, "seed", "loss").iter_rows():
-        row = found.setdefault(value, np.full(len(seeds), np.nan))
+        row = by_value.setdefault(value, np.full(len(seeds), np.nan))
         row[seeds.index(seed)] = np.inf if np.isnan(loss) else np.log(loss)
-    return found
+    return by_value
 
 
 def _at(shape: Shape, table: dict[Value, Floats], chosen: Value, comparisons: int) -> ChoiceAt:

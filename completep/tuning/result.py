@@ -103,8 +103,8 @@ class Tuned(Result):
 
     def sentence(self) -> str:
         base = self.tuning.base_shape
-        found = ", ".join(f"{name} = {best}" for name, best in self.best.items())
-        sentence = f"best at {base.width} × {base.depth}: {found}"
+        best_values = ", ".join(f"{name} = {best}" for name, best in self.best.items())
+        sentence = f"best at {base.width} × {base.depth}: {best_values}"
         bowl = next((t for t in self.transfers if isinstance(t, Transfer)), None)
         return sentence + (f"; {self.why}" if self.why else "") + DEEPER[bowl.deeper if bowl is not None else None]
 
