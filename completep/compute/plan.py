@@ -27,7 +27,7 @@ from completep.errors import UserError, choice
 from completep.files import read_text
 from completep.report.document import Document, Json, Part, Table, Text
 from completep.report.result import Result
-from completep.rules.table import Horizon, Role, Rules, as_rules, rules_named
+from completep.rules.table import Horizon, InDecoder, Role, Rules, as_rules, rules_named
 from completep.tuned import TunedValues, is_tuned, read_tuned
 from completep.units import human, parse_quantity
 
@@ -105,8 +105,8 @@ class Plan(Result):
         for role in Role:
             if not _has_role(self.run.model, role):
                 continue
-            out = 1.0 if role is Role.ROUTER else self.m_N  # a router makes one number per expert
-            rule, trait, ratios = self.rules.rule(role), role.trait, (self.m_N, self.m_L, out)
+            rule, trait = self.rules.rule(role), role.trait
+            ratios = (self.m_N, self.m_L, 1.0 if trait.fixed_outputs else self.m_N)
             rows.append(
                 RoleSettings(
                     role,
@@ -200,10 +200,11 @@ def _gb(value: float) -> str:
 
 def _has_role(model: GPTConfig, role: Role) -> bool:
     """Does the decoder have parameters of this role?"""
-    routed = dict.fromkeys((Role.EXPERT, Role.ROUTER), model.experts > 0)
-    optional = {Role.HIDDEN_BIAS: model.bias, Role.QK_NORM: model.qk_norm, **routed}
-    present = (Role.EMBEDDING, Role.HIDDEN, Role.BLOCK_NORM, Role.FINAL_NORM, Role.UNEMBEDDING)
-    return optional.get(role, role in present) and not (model.tied and role is Role.UNEMBEDDING)
+    parts: dict[InDecoder, bool] = {
+        "never": False, "always": True, "bias": model.bias, "qk_norm": model.qk_norm, "experts": model.experts > 0,
+        "untied": not model.tied,
+    }  # fmt: skip
+    return parts[role.trait.in_decoder]
 
 
 def plan(
