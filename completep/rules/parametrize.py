@@ -64,11 +64,12 @@ def parametrize(
 ) -> Scaling:
     """Give `model` the scaling that `rules` prescribe for its size relative to `base`.
 
-    A base factory is called twice: once on the meta device and once for real. The real copy is run three times, and
-    twice more for each kind of branch, to find and prove the roles: seven times for attention and MLP. Then copies of
-    the base and of your model are run once each, to measure the factors that they already contain. For a model on the
-    meta device or with more than 100M parameters this is a reduced copy, with one block of each kind. If the base is a
-    Shape, a copy of your model is run instead. `Scaling.unchecked` says what could not be checked.
+    A base factory is called twice: on the meta device, which shows its size and takes no memory, and for real if it has
+    at most 300M parameters. The real copy is run three times, and twice more for each kind of branch, to find and prove
+    the roles: seven times for attention and MLP. Then copies of the base and of your model are run once each, to
+    measure the factors that they already contain. For a model on the meta device or with more than 100M parameters
+    this is a reduced copy, with one block of each kind. If the base is a Shape, a copy of your model is run instead.
+    `Scaling.unchecked` says what could not be checked.
 
     Args:
         model: your model, on any device, including the meta device.
