@@ -100,6 +100,31 @@ def test_only_the_command_line_prints():
         assert not printing or path.parent.name == "cli", path
 
 
+FROM_A_TEST_FILE = re.compile(
+    r"^\s*(from\s+\S*\btest_\w+\s+import|from\s+\S+\s+import\s.*\btest_\w+|import\s+\S*\btest_\w+)", re.M
+)
+
+
+def test_no_test_imports_from_a_test_file():
+    """Helpers stand in modules of their own. Also in the text of scripts that a test runs."""
+    assert [str(p) for p in (ROOT / "tests").rglob("*.py") if FROM_A_TEST_FILE.search(p.read_text())] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("from tests.sweep.test_ray import HOW", True),
+        ("    from .test_ray import HOW", True),
+        ("from tests.sweep import tasks, test_ray", True),
+        ("import tests.sweep.test_ray as ray", True),
+        ("from tests.sweep.tasks import SELDOM", False),
+        ("from torch.testing import assert_close", False),
+    ],
+)
+def test_an_import_from_a_test_file_would_be_seen(line, wrong):
+    assert bool(FROM_A_TEST_FILE.search(f"import os\n{line}\n")) == wrong
+
+
 def test_every_package_opens_with_its_map():
     """Its `__init__` names every file beside it."""
     for init in PACKAGE.rglob("__init__.py"):
@@ -191,7 +216,7 @@ def calls_of(action: Callable[[], object]) -> dict[tuple[str, str], int]:
     first: dict[tuple[str, str], int] = {}
 
     def in_package(frame) -> bool:
-        return Path(frame.f_code.co_filename).is_relative_to(PACKAGE)
+        return frame.f_code.co_filename.startswith(f"{PACKAGE}/")
 
     def importing(frame) -> bool:
         while frame is not None and not (frame.f_code.co_name == "<module>" and in_package(frame)):
