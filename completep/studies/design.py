@@ -20,6 +20,7 @@ from completep.errors import UserError
 from completep.measure.words import Progress
 from completep.report.document import Figure
 from completep.rules.table import rules_named
+from completep.stats import mean_loss
 from completep.studies.scale import Scale, ScaleName
 from completep.sweep.store import Store
 from completep.sweep.task import Point, Trial, Value
@@ -234,7 +235,7 @@ class Sweep(Study, Generic[Detail]):
         trial_losses = (trial.task.loss(results[trial.task.id]) for trial in trials)
         losses = [{**t.point, "loss": math.inf if x is None else x} for t, x in zip(trials, trial_losses, strict=True)]
         frame = pl.DataFrame(losses, infer_schema_length=None)
-        means = frame.group_by(*experiment.tuning, maintain_order=True).agg(pl.col("loss").mean())
+        means = mean_loss(frame, *experiment.tuning)
         best = means.row(int(means["loss"].arg_min() or 0), named=True)
         return experiment.tuned_to({name: best[name] for name in experiment.tuning}), means
 

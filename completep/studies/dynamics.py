@@ -12,7 +12,7 @@ from completep.config import Run
 from completep.errors import UserError
 from completep.report.document import Figure
 from completep.rules.table import display_name
-from completep.stats import mean_interval
+from completep.stats import mean_interval, mean_loss
 from completep.studies.design import UNSEEN, Agreement, Experiment, Outcome, Sweep, Tuning, listed
 from completep.studies.judging import Losses, finished, gap, log2_text, mean
 from completep.studies.scale import BASE_VALUES, RULES, Scale
@@ -31,7 +31,7 @@ def find(experiment: Experiment, frame: pl.DataFrame) -> Outcome[pl.DataFrame]:
     frame = finished(frame)
     keys = ["rules", "lr", "depth"]
     ends = final_losses(frame)
-    means = frame.group_by(*keys, "step").agg(loss=pl.col("loss").mean()).sort("step")
+    means = mean_loss(frame, *keys, "step").sort("step")
     smooth = means.with_columns(loss=pl.col("loss").rolling_mean(3, min_samples=1).over(keys))
     rows = []
     for (rules, lr), part in smooth.partition_by("rules", "lr", as_dict=True).items():
