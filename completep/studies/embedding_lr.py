@@ -15,7 +15,7 @@ from completep.report.document import Figure
 from completep.rules.table import display_name
 from completep.studies.design import UNSEEN, Agreement, Experiment, Outcome, Sweep, Tuning, listed
 from completep.studies.judging import (
-    TELL,
+    SEED_NOISE,
     Losses,
     Transfers,
     by_seed,
@@ -50,7 +50,7 @@ def find(experiment: Experiment, frame: pl.DataFrame) -> Outcome[Transfers]:
     if {"sp-embedding", "mup"} <= best.keys():
         behind = gap(best["mup"][1], best["sp-embedding"][1])
         sentence += f"; the raised embedding is behind muP by {100 * behind.low:+.2f} to {100 * behind.high:+.2f} %"
-        agreement = "agrees" if behind.high < TELL else "does not agree" if behind.low > TELL else UNSEEN
+        agreement = "agrees" if behind.high < SEED_NOISE else "does not agree" if behind.low > SEED_NOISE else UNSEEN
     sentence += ". " + "; ".join(transfer_sentence(t) for t in transfers)
     return Outcome(agreement, sentence, transfer_frame(transfers), transfers)
 

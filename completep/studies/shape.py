@@ -25,7 +25,7 @@ from completep.report.document import Figure
 from completep.rules.table import display_name
 from completep.stats import slope
 from completep.studies.design import UNSEEN, Agreement, Experiment, Outcome, Sweep, Tuning, listed
-from completep.studies.judging import COMPETITIVE, TELL, combined, finished
+from completep.studies.judging import COMPETITIVE, SEED_NOISE, combined, finished
 from completep.studies.scale import BASE_VALUES, RULES, Scale, base_shape, read_shape, shape_words
 from completep.sweep.task import Point
 from completep.units import human
@@ -152,11 +152,11 @@ def savings_grow(means: pl.DataFrame, base_depth: int) -> tuple[Agreement, str]:
         f"of muP's FLOPs, {100 * saved[-1]:.0f} % at depth {both['depth'][-1]}; per doubling of depth that changes by "
         f"{100 * trend.value:+.1f} ± {100 * (trend.high - trend.value):.1f} points"
     )
-    if trend.low > 0 and both["gap"][-1] > TELL:
+    if trend.low > 0 and both["gap"][-1] > SEED_NOISE:
         return "agrees", sentence
-    if trend.high < 0 or both["gap"][-1] < -TELL:
+    if trend.high < 0 or both["gap"][-1] < -SEED_NOISE:
         return "does not agree", sentence
-    return ("agrees in part" if all(both["gap"] > TELL) else UNSEEN), sentence
+    return ("agrees in part" if all(both["gap"] > SEED_NOISE) else UNSEEN), sentence
 
 
 def narrow_shapes(ranges: Mapping[tuple[str, str], ShapeRange]) -> tuple[Agreement, str]:
