@@ -170,9 +170,9 @@ class Plan(Result):
         costs = count.flops_per_token(self.run.model, self.run.sequence)
         everything = sum(c.total for c in costs.values())
         rows = tuple(
-            (name, f"{c.forward:.3g}", f"{c.backward:.3g}", f"{c.total / everything:.1%}") for name, c in costs.items()
+            (name, float(c.forward), float(c.backward), 100 * c.total / everything) for name, c in costs.items()
         )
-        return Table("FLOPs per token", ("component", "forward", "backward", "share"), rows)
+        return Table("FLOPs per token", ("component", "forward", "backward", "share (%)"), rows)
 
     def to_json(self) -> Json:
         model = self.run.model

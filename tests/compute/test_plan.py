@@ -15,6 +15,7 @@ from completep.compute.plan import batch_size, changes, plan, plan_shape, replan
 from completep.compute.shapes import best_ratio
 from completep.config import GPTConfig, Hyperparameters, Run, Schedule, run_from_json, to_json
 from completep.model.gpt import GPT
+from completep.report.document import Table
 from completep.rules import table
 from completep.rules.table import Horizon
 from completep.tuned import TunedValue, TunedValues, write_tuned
@@ -407,6 +408,15 @@ def test_a_role_without_its_trait_would_be_missing_from_a_plan(monkeypatch):
     without = replace(Role.HIDDEN.trait, in_decoder="never")
     monkeypatch.setattr(table, "TRAITS", {**table.TRAITS, Role.HIDDEN: without})
     assert Role.HIDDEN not in {r.role for r in planned.roles()}
+
+
+def test_the_costs_are_numbers_that_add_up():
+    planned = plan_shape(GPTConfig(512, 4))
+    costs = next(p for p in planned.document().parts if isinstance(p, Table) and p.title == "FLOPs per token")
+    assert [costs.numeric(i) for i in range(4)] == [False, True, True, True]
+    total = sum(row[1] + row[2] for row in costs.rows)
+    assert total * planned.run.tokens == pytest.approx(planned.flops, rel=1e-3)  # a run has whole steps
+    assert [row[3] for row in costs.rows] == pytest.approx([100 * (row[1] + row[2]) / total for row in costs.rows])
 
 
 def test_a_plan_counts_experts():
