@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from completep.errors import UserError
 from completep.files import write_new
-from completep.report.document import Document, Figure, Strong, Table, headline, number, tone
+from completep.report.document import Document, Figure, Strong, Table, number, tone
 from completep.report.escape import harmless, in_script
 
 
@@ -48,10 +48,6 @@ def _template(name: str) -> jinja2.Template:
         autoescape=True, undefined=jinja2.StrictUndefined, loader=jinja2.FunctionLoader(_text)
     )
     environment.globals |= {"table": table, "specs": specs, "svg": svg, "kind_of": kind_of}
-    environment.filters |= {
-        "tone": lambda word: tone(word) or "open",
-        "headline": headline,
-    }
     return environment.get_template(name)
 
 
