@@ -72,9 +72,9 @@ class Tuned(Result):
     @property
     def why(self) -> str:
         """What decided the verdict."""
-        said = next((t for t in self.transfers if t.word == self.verdict and t.why), None)
-        several = f"{said.hyperparameter}: " if said is not None and len(self.transfers) > 1 else ""
-        return f"{several}{said.why}" if said is not None else ""
+        decisive = next((t for t in self.transfers if t.word == self.verdict and t.why), None)
+        several = f"{decisive.hyperparameter}: " if decisive is not None and len(self.transfers) > 1 else ""
+        return f"{several}{decisive.why}" if decisive is not None else ""
 
     @property
     def failed(self) -> int:
