@@ -7,9 +7,13 @@ benchmarks/coverage.py measures how often the 90 % intervals contain the truth.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+if TYPE_CHECKING:
+    import polars as pl
 
 Floats = NDArray[np.float64]
 LEVEL = 0.9  # of every interval, unless said otherwise
@@ -94,6 +98,17 @@ def mean_over_seeds(losses: Floats) -> Floats:
     run = ~np.isnan(losses)
     total, count = np.where(run, losses, 0.0).sum(1), run.sum(1)
     return np.where(count > 0, total / np.maximum(count, 1), np.inf)
+
+
+def mean_loss(frame: "pl.DataFrame", *by: str) -> "pl.DataFrame":
+    """The mean loss of finished runs over seeds, by point, in the order in which the points first appear.
+
+    A loss that is not finite makes the mean of its point so too.
+    """
+    import polars as pl
+
+    ended = frame.filter(pl.col("loss").is_not_null())
+    return ended.group_by(*by, maintain_order=True).agg(pl.col("loss").mean())
 
 
 def line(x: ArrayLike, y: ArrayLike) -> tuple[float, float]:
@@ -476,10 +491,10 @@ def _without_levels(u: Floats, y: Floats, seed: "NDArray[np.int64]", degree: int
     powers = u[:, None] ** np.arange(1, degree + 1)
     counts = np.bincount(seed)
     mean = np.stack([np.bincount(seed, column) for column in (*powers.T, y)], 1)[seed] / counts[seed][:, None]
-    own, rest = powers - mean[:, :-1], y - mean[:, -1]
-    coefficients, _, rank, _ = np.linalg.lstsq(own, rest, rcond=None)
+    centred, rest = powers - mean[:, :-1], y - mean[:, -1]
+    coefficients, _, rank, _ = np.linalg.lstsq(centred, rest, rcond=None)
     if rank == degree:
-        return rest - own @ coefficients, float(coefficients[1])
+        return rest - centred @ coefficients, float(coefficients[1])
     plain = np.concatenate([np.ones((len(u), 1)), powers, _contrasts(seed)], 1)
     coefficients = np.linalg.lstsq(plain, y, rcond=None)[0]
     return y - plain @ coefficients, float(coefficients[2])

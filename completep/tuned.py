@@ -53,8 +53,8 @@ class TunedValues:
         return 1 / (lr * decay * steps) if lr and decay and steps else None
 
     def __str__(self) -> str:
-        found = ", ".join(f"{name} {value.value}" for name, value in self.values.items())
-        return f"{found}, tuned at {self.base.width} × {self.base.depth}, transfer {self.verdict}"
+        values = ", ".join(f"{name} {value.value}" for name, value in self.values.items())
+        return f"{values}, tuned at {self.base.width} × {self.base.depth}, transfer {self.verdict}"
 
 
 def is_tuned(text: str) -> bool:

@@ -4,7 +4,9 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -98,6 +100,31 @@ def test_only_the_command_line_prints():
         assert not printing or path.parent.name == "cli", path
 
 
+FROM_A_TEST_FILE = re.compile(
+    r"^\s*(from\s+\S*\btest_\w+\s+import|from\s+\S+\s+import\s.*\btest_\w+|import\s+\S*\btest_\w+)", re.M
+)
+
+
+def test_no_test_imports_from_a_test_file():
+    """Helpers stand in modules of their own. Also in the text of scripts that a test runs."""
+    assert [str(p) for p in (ROOT / "tests").rglob("*.py") if FROM_A_TEST_FILE.search(p.read_text())] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("from tests.sweep.test_ray import HOW", True),
+        ("    from .test_ray import HOW", True),
+        ("from tests.sweep import tasks, test_ray", True),
+        ("import tests.sweep.test_ray as ray", True),
+        ("from tests.sweep.tasks import SELDOM", False),
+        ("from torch.testing import assert_close", False),
+    ],
+)
+def test_an_import_from_a_test_file_would_be_seen(line, wrong):
+    assert bool(FROM_A_TEST_FILE.search(f"import os\n{line}\n")) == wrong
+
+
 def test_every_package_opens_with_its_map():
     """Its `__init__` names every file beside it."""
     for init in PACKAGE.rglob("__init__.py"):
@@ -182,6 +209,63 @@ def test_the_walks_in_contributing_are_true(heading, least):
             elif isinstance(node, ast.Assign):
                 names |= {t.id for t in node.targets if isinstance(t, ast.Name)}
         assert function in names, f"{file} has no {function}"
+
+
+def calls_of(action: Callable[[], object]) -> dict[tuple[str, str], int]:
+    """(file, function) of the package → when the action first calls it. What an import calls does not count."""
+    first: dict[tuple[str, str], int] = {}
+
+    def in_package(frame) -> bool:
+        return frame.f_code.co_filename.startswith(f"{PACKAGE}/")
+
+    def importing(frame) -> bool:
+        while frame is not None and not (frame.f_code.co_name == "<module>" and in_package(frame)):
+            frame = frame.f_back
+        return frame is not None
+
+    def note(frame, event: str, _: object) -> None:
+        if event == "call" and in_package(frame) and not importing(frame):
+            file = Path(frame.f_code.co_filename).relative_to(PACKAGE).as_posix()
+            first.setdefault((file, frame.f_code.co_qualname), len(first))
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        action()
+    finally:
+        sys.setprofile(before)
+    return first
+
+
+def five_lines() -> None:
+    """README's, on its model."""
+    import completep as cp
+    from examples.own_model import MyModel
+
+    scaling = cp.parametrize(MyModel(64, 4), base=lambda: MyModel(32, 2), rules=cp.alpha(1.0))
+    scaling.init_(std=0.02, seed=0)
+    scaling.param_groups(lr=2**-8, weight_decay=0.1, eps=1e-16)
+
+
+def departures(walk: list[tuple[str, str]], calls: dict[tuple[str, str], int]) -> list[str]:
+    """Where a walk is not what happened: a file or function that is not entered, one that is left out, the order."""
+    times = {}
+    for file, name in walk:
+        called = [i for (f, q), i in calls.items() if f == file and (q == name or q.startswith(f"{name}."))]
+        times[file] = min(called, default=-1)
+    entered = {file for file, _ in calls} - {"__init__.py"}  # which only imports what it is asked for
+    wrong = [f"{file} is not in the walk" for file in sorted(entered - times.keys())]
+    wrong += [f"{file}:{name} is not called" for file, name in walk if times[file] < 0]
+    return wrong + [f"{b} comes before {a}" for a, b in pairwise(times) if 0 <= times[b] < times[a]]
+
+
+def test_the_walk_of_parametrize_is_what_happens():
+    walk, calls = steps("From a model to optimizer groups"), calls_of(five_lines)
+    assert departures(walk, calls) == []
+    (first, second, *rest) = walk
+    assert departures([first, *rest], calls) == [f"{second[0]} is not in the walk"]
+    assert departures([second, first, *rest], calls) == [f"{first[0]} comes before {second[0]}"]
+    assert departures([*walk, ("rules/fold.py", "fold")], calls) == ["rules/fold.py:fold is not called"]
 
 
 def run(code: str) -> str:

@@ -76,17 +76,6 @@ def test_a_new_role_is_two_files():
     few = {
         "anatomy/examine.py": {"EMBEDDING"},  # a readout with this role is tied
         "rules/audit.py": {"EMBEDDING"},  # where the base values are read from
-        "compute/plan.py": {
-            "BLOCK_NORM",
-            "EMBEDDING",
-            "EXPERT",
-            "FINAL_NORM",
-            "HIDDEN",
-            "HIDDEN_BIAS",
-            "QK_NORM",
-            "ROUTER",
-            "UNEMBEDDING",
-        },  # the decoder's
         "measure/linearization.py": {"HIDDEN"},  # a network of hidden matrices only
     }
     naming = {str(p.relative_to(PACKAGE)): named_roles(p) for p in PACKAGE.rglob("*.py")}

@@ -1,12 +1,14 @@
 """Statistics against known answers: slopes, intervals that cover, minima of curves."""
 
+import math
 from collections import Counter
 
 import numpy as np
+import polars as pl
 import pytest
 
 from completep import stats
-from completep.stats import Interval, height_at, log_slope, mean_over_seeds, minimum, slope
+from completep.stats import Interval, height_at, log_slope, mean_loss, mean_over_seeds, minimum, slope
 from tests.measure.bowls import Noise, recorded, share, transfer_coverage
 
 
@@ -316,3 +318,18 @@ def test_the_limit_of_a_noise_is_kept_as_often_as_it_says():
     curves = [np.exp(dice.normal(0, 0.02, (3, 3))) for _ in range(2000)]
     kept = [stats.noise_beside_levels([c]).at_most(0.8) >= 0.02 for c in curves]
     assert np.mean(kept) == pytest.approx(0.8, abs=0.03)
+
+
+def test_the_mean_loss_of_each_point_is_over_the_seeds_that_ended():
+    frame = pl.DataFrame(
+        {
+            "depth": [8, 2, 8, 2, 4, 4, 16],
+            "seed": [0, 0, 1, 1, 0, 1, 0],
+            "loss": [2.0, 3.0, 4.0, None, 1.0, math.nan, None],
+        }
+    )
+    means = mean_loss(frame, "depth")
+    assert means["depth"].to_list() == [8, 2, 4]  # as they appear; nothing of a point without an end
+    assert means["loss"].to_list()[:2] == [3.0, 3.0]
+    assert math.isnan(means["loss"][2])  # a run that diverged is not averaged away
+    assert mean_loss(frame.reverse(), "depth")["depth"].to_list() == [4, 8, 2]

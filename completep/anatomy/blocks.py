@@ -31,8 +31,10 @@ class Stack:
     def expert(self, name: str) -> str | None:
         """The number of the expert that a parameter or module belongs to."""
         match = self.pattern.match(name)
-        found = (re.match(rf"\.{re.escape(e)}(\d+)(?=\.|$)", name[match.end() :]) for e in self.lists) if match else ()
-        return next((m.group(1) for m in found if m), None)
+        matches = (
+            (re.match(rf"\.{re.escape(e)}(\d+)(?=\.|$)", name[match.end() :]) for e in self.lists) if match else ()
+        )
+        return next((m.group(1) for m in matches if m), None)
 
     def experts(self, names: Iterable[str]) -> int:
         return len({number for name in names if (number := self.expert(name)) is not None})
@@ -61,27 +63,27 @@ def find_stacks(model: nn.Module) -> tuple[Stack, ...]:
 
 def find_tables(model: nn.Module, stacks: Sequence["Stack"]) -> tuple[Stack, ...]:
     """Lists of equal tables outside the blocks, numbered by layers, as nanochat's value embeddings are."""
-    found: dict[str, set[tuple[int, ...]]] = {}
+    shapes_of: dict[str, set[tuple[int, ...]]] = {}
     for name, module in model.named_modules():
         stem = name.rstrip("0123456789")
         if isinstance(module, nn.Embedding) and stem != name and stem.endswith(".") and not in_stack(name, stacks):
-            found.setdefault(stem, set()).add(tuple(module.weight.shape))
-    return tuple(Stack(stem, side=True) for stem, shapes in found.items() if len(shapes) == 1)
+            shapes_of.setdefault(stem, set()).add(tuple(module.weight.shape))
+    return tuple(Stack(stem, side=True) for stem, shapes in shapes_of.items() if len(shapes) == 1)
 
 
 def _expert_lists(model: nn.Module, stack: Stack) -> tuple[str, ...]:
     """Lists of equal modules in the blocks, beside a parameter with one entry or row per member: the router."""
-    found: dict[str, None] = {}
+    lists: dict[str, None] = {}
     for name, module in model.named_modules():
         match = stack.pattern.match(name)
         if match is None or not isinstance(module, nn.ModuleList) or len(module) < 2:
             continue
         kinds = {(type(e), *((n, tuple(p.shape)) for n, p in e.named_parameters())) for e in module}
-        parent, _, own = name.rpartition(".")
-        beside = [p.shape for n, p in model.get_submodule(parent).named_parameters() if not n.startswith(f"{own}.")]
+        parent, _, last = name.rpartition(".")
+        beside = [p.shape for n, p in model.get_submodule(parent).named_parameters() if not n.startswith(f"{last}.")]
         if len(kinds) == 1 and any(len(module) in shape for shape in beside):
-            found[f"{name[match.end() + 1 :]}."] = None
-    return tuple(found)
+            lists[f"{name[match.end() + 1 :]}."] = None
+    return tuple(lists)
 
 
 def _counts(stem: str, modules: Iterable[str]) -> bool:

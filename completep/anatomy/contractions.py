@@ -85,13 +85,13 @@ class Contractions(TorchFunctionMode):
         summed = [places[a] for a in axes]
         whole = all(p is not None and p.length == parameter.shape[p.axis] for p in summed)
         inner = all(p is not None and p.step == 1 for p in summed)
-        own = tuple(sorted(p.axis for p in summed if p is not None)) if whole or inner else ()
-        known = self.axes.setdefault(id(parameter), own)
-        self.axes[id(parameter)] = own if own == known else ()
+        sum_axes = tuple(sorted(p.axis for p in summed if p is not None)) if whole or inner else ()
+        known = self.axes.setdefault(id(parameter), sum_axes)
+        self.axes[id(parameter)] = sum_axes if sum_axes == known else ()
         count = _matrices(parameter, operand, shared or {})
         if count > 1 or (shared and parameter.dim() == 3):
             stacking = self.stacked.setdefault(id(parameter), Stacking(count, parameter.dim()))
-            stacking.flat = own[0] if inner and not whole and len(own) == 1 else stacking.flat
+            stacking.flat = sum_axes[0] if inner and not whole and len(sum_axes) == 1 else stacking.flat
             several = [a for a in shared or {} if operand.shape[a] == count]
             stacking.places.append((result, (shared or {})[several[0]] if several else None))
 
@@ -114,9 +114,9 @@ class Contractions(TorchFunctionMode):
         for (key, _, axis), grad in zip(places, grads, strict=True):
             if grad is not None:
                 by_parameter.setdefault(key, []).append((grad, axis))
-        for key, own in by_parameter.items():
+        for key, gradients in by_parameter.items():
             routed = any(bool((made.detach() == 0).all(-1).any()) for made, _ in several[key].places)
-            several[key].added = not routed and _added_up(own, several[key].count)
+            several[key].added = not routed and _added_up(gradients, several[key].count)
 
 
 @dataclass(frozen=True)
@@ -130,15 +130,15 @@ class Place:
 
 def _place(parameter: Tensor, length: int, stride: int) -> Place | None:
     """None if it is no part of one axis, or could be part of several."""
-    found = []
-    for axis, (size, own) in enumerate(zip(parameter.shape, parameter.stride(), strict=True)):
-        step = stride // own if own and stride % own == 0 else 0
+    places = []
+    for axis, (size, axis_stride) in enumerate(zip(parameter.shape, parameter.stride(), strict=True)):
+        step = stride // axis_stride if axis_stride and stride % axis_stride == 0 else 0
         if step == 1 and (length == size or (length < size and size % length == 0)):
-            found.append(Place(axis, length, 1))
+            places.append(Place(axis, length, 1))
         elif step > 1 and length * step == size:
-            found.append(Place(axis, length, step))
-    whole = [p for p in found if p.step == 1 and p.length == parameter.shape[p.axis]]
-    candidates = whole or found
+            places.append(Place(axis, length, step))
+    whole = [p for p in places if p.step == 1 and p.length == parameter.shape[p.axis]]
+    candidates = whole or places
     return candidates[0] if len(candidates) == 1 else None
 
 

@@ -116,8 +116,8 @@ def dissect(specimen: nn.Module, example: Example, writers: Sequence[str] | None
         )
     sites = {leaf.site for leaf in walked.entries}
     tables = [s for s in find_tables(specimen, stacks) if not any(s.pattern.match(site) for site in sites if site)]
-    found = (walked.writers, walked.entries, walked.norms, walked.normed, walked.scales)
-    return Dissection(t, (*stacks, *tables), head, heads, *found, readers, carriers)
+    stream_parts = (walked.writers, walked.entries, walked.norms, walked.normed, walked.scales)
+    return Dissection(t, (*stacks, *tables), head, heads, *stream_parts, readers, carriers)
 
 
 @dataclass(frozen=True)
@@ -195,8 +195,8 @@ def _idle_experts(writers: list[Leaf], t: Trace, stacks: tuple[Stack, ...]) -> l
     idle = []
     for name, module in t.model.named_modules():
         if name not in known and is_expert(name, stacks) and template(name, stacks) in ends:
-            own = tuple(t.parameters[id(p)] for p in module.parameters(recurse=False))
-            idle.append(Leaf(name, own, gates=ends[template(name, stacks)].gates))
+            parameters = tuple(t.parameters[id(p)] for p in module.parameters(recurse=False))
+            idle.append(Leaf(name, parameters, gates=ends[template(name, stacks)].gates))
     return idle
 
 

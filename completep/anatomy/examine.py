@@ -120,12 +120,12 @@ def _readers(d: Dissection, outlets: Sequence[Outlet]) -> dict[str, str]:
     tied = [o for o in outlets if o.parameters and o.weight not in o.parameters]
     holders = {o.parameters[0].rpartition(".")[0]: o.parameters[0] for o in tied}
     modules = {o.module for o in tied}
-    found: dict[str, str] = {}
+    holder_of: dict[str, str] = {}
     for norm, holder in holders.items():
         for site in _linear_readers(d, norm):
             if site not in modules:
-                found[d.trace.parameters[id(d.trace.module(site).weight)]] = holder
-    return found
+                holder_of[d.trace.parameters[id(d.trace.module(site).weight)]] = holder
+    return holder_of
 
 
 def _linear_readers(d: Dissection, norm: str) -> dict[str, Node]:

@@ -54,7 +54,7 @@ def _measure(model: nn.Module, anatomy: Anatomy, example: Example | None) -> For
     with torch.no_grad():
         for weight in {outlet.weight for outlet in anatomy.outlets}:
             model.get_parameter(weight).mul_(1e-2)  # small logits, where a soft-cap does nothing
-    inside = {n: own for n, m in model.named_modules() if isinstance(m, nn.Linear) and (own := _inside(m)) != 1.0}
+    inside = {n: factor for n, m in model.named_modules() if isinstance(m, nn.Linear) and (factor := _inside(m)) != 1.0}
     set_parameters_(model, _result_biases(model, anatomy))
     set_parameters_(model, _open_gates(model, anatomy))
     set_parameters_(model, _zero_writers(model, anatomy))
@@ -94,7 +94,7 @@ def _experts(probed: list[str], sites: dict[str, float], anatomy: Anatomy) -> di
 
     Its gates are the same for all experts here, so which of them run is a matter of ties.
     """
-    found: dict[str, float] = {}
+    factors: dict[str, float] = {}
     for name in probed:
         stack = anatomy.stack_of(name)
         block = None if stack is None or stack.expert(name) is None else stack.pattern.match(name)
@@ -102,8 +102,8 @@ def _experts(probed: list[str], sites: dict[str, float], anatomy: Anatomy) -> di
             same = [
                 n for n in sites if n.startswith(f"{block.group(0)}.") and anatomy.template(n) == anatomy.template(name)
             ]
-            found[name] = sum(sites[n] for n in same)
-    return found
+            factors[name] = sum(sites[n] for n in same)
+    return factors
 
 
 def _site(table: str) -> str:

@@ -96,8 +96,8 @@ class Recorder(TorchFunctionMode):
         if func is F.scaled_dot_product_attention:
             q, k = (args[i] if len(args) > i else kwargs[key] for i, key in enumerate(("query", "key")))
             scale = kwargs.get("scale")
-            own = float(q.shape[-1]) ** -0.5 if scale is None else float(scale)
-            self.scores.append(Scores(self.running[-1], q, k, q.shape[-1], own))
+            factor = float(q.shape[-1]) ** -0.5 if scale is None else float(scale)
+            self.scores.append(Scores(self.running[-1], q, k, q.shape[-1], factor))
         elif name in SOFTMAXES:
             self._softmax(args[0] if args else kwargs["input"])
         result = func(*args, **kwargs)
@@ -145,16 +145,18 @@ class Recorder(TorchFunctionMode):
         for scores in self.scores:
             sources, _ = _sources(scores.q.grad_fn, self.made)
             by_source.setdefault((scores.site, frozenset(sources)), []).append(scores)
-        found: dict[str, Attention] = {}
+        attentions: dict[str, Attention] = {}
         for (site, _), several in by_source.items():
             attention = self._attention(site, several)
             if not attention.scale > 0:  # what was taken for q·k does not reach the softmax
                 continue
             query = (attention.query or "").removeprefix(f"{site}.")
-            found[site if site not in found else f"{site} with {query}"] = attention
+            attentions[site if site not in attentions else f"{site} with {query}"] = attention
         for site, size in self.fused.items():  # torch's own, whose kernel hides its product
-            found[site] = Attention(site, size, float(size) ** -0.5, None, "its queries come from a fused projection")
-        return found
+            attentions[site] = Attention(
+                site, size, float(size) ** -0.5, None, "its queries come from a fused projection"
+            )
+        return attentions
 
     def unmeasured(self) -> dict[str, int]:
         """By name of the module: how many numbers are summed in products of activations that no softmax takes."""

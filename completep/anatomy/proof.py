@@ -60,11 +60,13 @@ def set_stream_scales_(model: nn.Module, part: Callable[[str], Part]) -> None:
     """Numbers that multiply the stream take their first values, at which the stream passes unchanged."""
     starts: dict[str, Tensor | float] = {}
     for name, parameter in model.named_parameters():
-        own = part(plain(name))
-        if own.values is not None and len(own.values) == parameter.numel():
-            starts[name] = torch.tensor(own.values).view_as(parameter)
-        elif own.values is not None and own.constant is not None:  # one number per layer, in another number of layers
-            starts[name] = own.constant
+        known = part(plain(name))
+        if known.values is not None and len(known.values) == parameter.numel():
+            starts[name] = torch.tensor(known.values).view_as(parameter)
+        elif (
+            known.values is not None and known.constant is not None
+        ):  # one number per layer, in another number of layers
+            starts[name] = known.constant
     set_parameters_(model, starts)
 
 
@@ -160,12 +162,12 @@ def _check_branches(d: Dissection, parts: Parts, values: Mapping[str, Tensor], e
         if kind in checked:  # its counterpart in another block runs the same code
             continue
         checked.add(kind)
-        own = _with_other_experts(leaf, d)
+        enders = _with_other_experts(leaf, d)
         added = []
         for k in (1.0, 2.0):
-            set_parameters_(model, {n: k * (values[n] + parts[n].offset) - parts[n].offset for n in own})
+            set_parameters_(model, {n: k * (values[n] + parts[n].offset) - parts[n].offset for n in enders})
             added.append(stream_of(model, d.tap, example)[0] - rest)
-        set_parameters_(model, {n: -parts[n].offset for n in own})
+        set_parameters_(model, {n: -parts[n].offset for n in enders})
         once, twice = added
         writers = ", ".join(leaf.parameters)
         if not relative(once, rest) > TOLERANCE:

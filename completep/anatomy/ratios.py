@@ -128,11 +128,11 @@ def _branches(anatomy: Anatomy, stack: Stack, shapes: Shapes) -> int:
     The paper's depth of 2L counts branches. In a stack of equal blocks this makes no difference.
     """
     ends = {p: branch for branch in anatomy.branches for p in branch.parameters}
-    found = set()
+    branches = set()
     for name in shapes:
         if (match := stack.pattern.match(name)) and (end := ends.get(anatomy.template(name))) is not None:
-            found.add((match.group(1), end))
-    return max(len(found), 1)
+            branches.add((match.group(1), end))
+    return max(len(branches), 1)
 
 
 def _by_template(shapes: Shapes, anatomy: Anatomy) -> Shapes:

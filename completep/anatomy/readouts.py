@@ -62,22 +62,22 @@ class Head:
     @property
     def parameters(self) -> tuple[str, ...]:
         """Of the readout."""
-        own = (self.readout.weight, self.readout.bias, self.readout.scale)
-        return tuple(name for name in own if name is not None)
+        names = (self.readout.weight, self.readout.bias, self.readout.scale)
+        return tuple(name for name in names if name is not None)
 
 
 def find_heads(t: Trace, stacks: Sequence[Stack]) -> tuple[Head, tuple[Head, ...]]:
     """(the head that makes the logits, the heads of all other results)."""
     assert t.logits.grad_fn is not None
-    found = _readout_at(t.logits.grad_fn, t)
-    if not isinstance(found, Readout):
-        raise _no_readout(found, t)
-    first = _head(found, t, stacks)
+    logits_readout = _readout_at(t.logits.grad_fn, t)
+    if not isinstance(logits_readout, Readout):
+        raise _no_readout(logits_readout, t)
+    first = _head(logits_readout, t, stacks)
     further = {}
     for tensor in t.results.values():
         assert tensor.grad_fn is not None
         readout = _readout_at(tensor.grad_fn, t, through_any=True)
-        if not isinstance(readout, Readout) or readout.node == found.node or in_stack(readout.weight, stacks):
+        if not isinstance(readout, Readout) or readout.node == logits_readout.node or in_stack(readout.weight, stacks):
             continue
         if set(t.model.get_parameter(readout.weight).shape) != {
             first.root.shape[-1]

@@ -147,16 +147,16 @@ def assign(
     return parts
 
 
-def _given_part(d: Dissection, name: str, parameter: nn.Parameter, found: Part | None, role: Role) -> Part:
+def _given_part(d: Dissection, name: str, parameter: nn.Parameter, detected: Part | None, role: Role) -> Part:
     """The part of a parameter whose role you gave. If the table has no start for it, its constructor's values stay."""
     if role.trait.matrix and parameter.dim() < 2:
         vector = Role.BLOCK_NORM if in_stack(name, d.stacks) else Role.FINAL_NORM
         what = f"roles: '{name}' has shape {tuple(parameter.shape)}, but Role.{role.name} is for matrices"
         raise UserError(what, fix=f"use a role for vectors: roles={{'{d.template(name)}': Role.{vector.name}}}")
-    _refuse_wrong_place(d, name, found, role)
-    if found is not None:
-        kept = found.kept or role is Role.BLOCK_VECTOR or (found.role.trait.matrix and not role.trait.matrix)
-        return replace(found, role=role, kept=kept)
+    _refuse_wrong_place(d, name, detected, role)
+    if detected is not None:
+        kept = detected.kept or role is Role.BLOCK_VECTOR or (detected.role.trait.matrix and not role.trait.matrix)
+        return replace(detected, role=role, kept=kept)
     module = d.trace.module(name.rpartition(".")[0])
     if is_linear(module) or is_convolution(module):
         axes = fan_in_axes(module, parameter.dim()) if parameter.dim() > 1 else ()
@@ -164,7 +164,7 @@ def _given_part(d: Dissection, name: str, parameter: nn.Parameter, found: Part |
     return Part(role, fan_in=d.trace.summed[name] if role.trait.matrix else (), kept=not role.trait.matrix)
 
 
-def _refuse_wrong_place(d: Dissection, name: str, found: Part | None, role: Role) -> None:
+def _refuse_wrong_place(d: Dissection, name: str, detected: Part | None, role: Role) -> None:
     """A role says where a parameter stands and whether it is a matrix. What the forward pass does must not deny it."""
     if name not in d.used:
         return
@@ -178,7 +178,7 @@ def _refuse_wrong_place(d: Dissection, name: str, found: Part | None, role: Role
     elif matrix and name in d.reading and not inside and role not in (Role.HEAD, Role.UNEMBEDDING):
         why = "is a matrix outside the blocks that reads activations"
     if why:
-        right = found.role if found is not None else _guess(d, name, matrix)
+        right = detected.role if detected is not None else _guess(d, name, matrix)
         derived = "derive its rule: completep derive"
         way = derived if right is None or right is role else f"use Role.{right.name}"
         raise UserError(f"roles: '{name}' is given Role.{role.name}, but it {why}", fix=way)
@@ -264,8 +264,8 @@ def _part(d: Dissection, name: str, parameter: nn.Parameter) -> Part | None:
     if in_stack(name, d.stacks):
         if isinstance(module, nn.Embedding):
             return Part(Role.BLOCK_TABLE)
-        found = _expert_part(d, name, parameter) or _hidden_part(module, attribute, parameter)
-        return Part(Role.BLOCK_VECTOR, kept=True) if found is None and name in d.elementwise else found
+        part = _expert_part(d, name, parameter) or _hidden_part(module, attribute, parameter)
+        return Part(Role.BLOCK_VECTOR, kept=True) if part is None and name in d.elementwise else part
     return _outer_part(d, name, parameter) if name in d.known else None
 
 

@@ -91,7 +91,8 @@ def _tensors(value: object) -> Iterator[Tensor]:
 class Base:
     """The tuned model, as a Shape or a factory.
 
-    A factory is called at most once on the meta device and at most once for real.
+    A factory is called at most once on the meta device and at most once for real. One call is not enough: the size must
+    be known before memory is spent, and the meta device has no values of buffers and of constructors.
     """
 
     def __init__(self, base: Factory | Shape) -> None:

@@ -188,8 +188,8 @@ def _has_table(root: Node, t: Trace) -> bool:
 
 def _nearest_parameters(node: Node, t: Trace) -> list[str]:
     """The parameters of the products nearest below a node, or the parameter that it is."""
-    if (own := parameter_at(node, t)) is not None:
-        return [own]
+    if (parameter := parameter_at(node, t)) is not None:
+        return [parameter]
     todo, seen = [node], {node}
     names: list[str] = []
     while todo:
@@ -316,13 +316,13 @@ def multiplied_parameters(t: Trace) -> dict[str, bool]:
 
     All others act elementwise.
     """
-    found: dict[str, bool] = {}
+    with_activations: dict[str, bool] = {}
     for node in graph(t):
         if MATMULS.search(op(node)) or CONVOLUTIONS.search(op(node)):
             activations = any(parameter_at(child, t) is None for child in below(node))
             for name in bare_parameters(node, t):
-                found[name] = found.get(name, False) or activations
-    return found
+                with_activations[name] = with_activations.get(name, False) or activations
+    return with_activations
 
 
 def elementwise_parameters(t: Trace, stacks: Sequence[Stack]) -> set[str]:

@@ -77,10 +77,10 @@ def export(
     from completep.integrations.runs import load_run
 
     name = huggingface.export(*load_run(run, tokenizer), out)
-    own = name == "CompletePForCausalLM"
+    our_class = name == "CompletePForCausalLM"
     if json:
-        print_json({"folder": str(out), "architecture": name, "trust_remote_code": own})
+        print_json({"folder": str(out), "architecture": name, "trust_remote_code": our_class})
     else:
-        kind = "its own source: load it with trust_remote_code=True" if own else "an architecture of transformers"
+        kind = "its own source: load it with trust_remote_code=True" if our_class else "an architecture of transformers"
         console().print(f"{out}: {name}, {kind}")
     return 0

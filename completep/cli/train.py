@@ -175,7 +175,7 @@ def _resolve_run(
     from dataclasses import replace
 
     from completep import plan
-    from completep.train.settings import open_corpus
+    from completep.train.settings import open_corpus, with_data
 
     if path is not None:
         if options:
@@ -190,8 +190,7 @@ def _resolve_run(
         config = plan(**options, vocabulary=open_corpus(source).vocabulary).run
     else:
         raise UserError("nothing to train", fix="give a run.json, or --width and --depth")
-    if data is not None or tokenizer is not None:
-        config = replace(config, data=Data(data or config.data.source, tokenizer or config.data.tokenizer))
+    config = with_data(config, data, tokenizer)
     return config if seed is None else replace(config, seed=seed)
 
 

@@ -27,7 +27,7 @@ from completep.errors import UserError, choice
 from completep.files import read_text
 from completep.report.document import Document, Json, Part, Table, Text
 from completep.report.result import Result
-from completep.rules.table import Horizon, Role, Rules, as_rules, rules_named
+from completep.rules.table import Horizon, InDecoder, Role, Rules, as_rules, rules_named
 from completep.tuned import TunedValues, is_tuned, read_tuned
 from completep.units import human, parse_quantity
 
@@ -105,8 +105,8 @@ class Plan(Result):
         for role in Role:
             if not _has_role(self.run.model, role):
                 continue
-            out = 1.0 if role is Role.ROUTER else self.m_N  # a router makes one number per expert
-            rule, trait, ratios = self.rules.rule(role), role.trait, (self.m_N, self.m_L, out)
+            rule, trait = self.rules.rule(role), role.trait
+            ratios = (self.m_N, self.m_L, 1.0 if trait.fixed_outputs else self.m_N)
             rows.append(
                 RoleSettings(
                     role,
@@ -170,9 +170,9 @@ class Plan(Result):
         costs = count.flops_per_token(self.run.model, self.run.sequence)
         everything = sum(c.total for c in costs.values())
         rows = tuple(
-            (name, f"{c.forward:.3g}", f"{c.backward:.3g}", f"{c.total / everything:.1%}") for name, c in costs.items()
+            (name, float(c.forward), float(c.backward), 100 * c.total / everything) for name, c in costs.items()
         )
-        return Table("FLOPs per token", ("component", "forward", "backward", "share"), rows)
+        return Table("FLOPs per token", ("component", "forward", "backward", "share (%)"), rows)
 
     def to_json(self) -> Json:
         model = self.run.model
@@ -200,10 +200,11 @@ def _gb(value: float) -> str:
 
 def _has_role(model: GPTConfig, role: Role) -> bool:
     """Does the decoder have parameters of this role?"""
-    routed = dict.fromkeys((Role.EXPERT, Role.ROUTER), model.experts > 0)
-    optional = {Role.HIDDEN_BIAS: model.bias, Role.QK_NORM: model.qk_norm, **routed}
-    present = (Role.EMBEDDING, Role.HIDDEN, Role.BLOCK_NORM, Role.FINAL_NORM, Role.UNEMBEDDING)
-    return optional.get(role, role in present) and not (model.tied and role is Role.UNEMBEDDING)
+    parts: dict[InDecoder, bool] = {
+        "never": False, "always": True, "bias": model.bias, "qk_norm": model.qk_norm, "experts": model.experts > 0,
+        "untied": not model.tied,
+    }  # fmt: skip
+    return parts[role.trait.in_decoder]
 
 
 def plan(
@@ -274,19 +275,19 @@ def plan(
         micro_batch: sequences per device and pass, for the memory estimate.
     """
     choice("law", law, get_args(Law))
-    found: TunedValues | None = None
+    tuned_values: TunedValues | None = None
     if isinstance(tuned, (Path, str)):
         text = read_text(Path(tuned))
         tuned = read_tuned(tuned) if is_tuned(text) else run_from_json(text, str(tuned))
     if isinstance(tuned, TunedValues):
-        found, tuned = tuned, tuned.run
+        tuned_values, tuned = tuned, tuned.run
     start = None if base is None else as_shape(base)
     given = {"learning rate": lr, "init std": std, "weight decay": tau}
-    if found is not None and tuned is None:
-        _refuse_other_base(start, found.base)
-        start, rules = found.base, rules or found.rules
-        lr, std = lr or found.number("lr"), std or found.number("std")
-        tau = tau or found.tau
+    if tuned_values is not None and tuned is None:
+        _refuse_other_base(start, tuned_values.base)
+        start, rules = tuned_values.base, rules or tuned_values.rules
+        lr, std = lr or tuned_values.number("lr"), std or tuned_values.number("std")
+        tau = tau or tuned_values.tau
     target = Target(params, flops, gpu_hours, width, depth, device, mfu)
     _check_numbers(
         tpp=tpp, lr=lr, std=std, tau=tau, sequence=sequence, vocabulary=vocabulary, head_size=head_size, batch=batch,
@@ -321,8 +322,8 @@ def plan(
             sequence=length, lr=lr, std=std, tau=tau,
         )  # fmt: skip
     planned = replace(planned, laws={"shape": shape_law, **planned.laws}, ranks=ranks, micro_batch=micro_batch)
-    if found is not None:
-        planned = _with_tuned(planned, found, [name for name, value in given.items() if value is None])
+    if tuned_values is not None:
+        planned = _with_tuned(planned, tuned_values, [name for name, value in given.items() if value is None])
     planned.memory  # noqa: B018  (refuses impossible ranks and micro-batches now)
     return planned
 
@@ -365,24 +366,26 @@ def _refuse_other_base(base: Shape | None, tuned: Shape) -> None:
         )
 
 
-def _with_tuned(planned: Plan, found: TunedValues, open_: list[str]) -> Plan:
+def _with_tuned(planned: Plan, tuned: TunedValues, open_: list[str]) -> Plan:
     """Name what comes from tuned.json, and take its epsilon and betas."""
     names = {"learning rate": ("lr",), "init std": ("std",), "weight decay": ("tau", "weight_decay")}
     names |= {"epsilon": ("eps",), "betas": ("beta1", "beta2")}
-    by = f"tuned at {found.base.width} × {found.base.depth} (transfer {found.verdict})"
-    own = [law for law in (*open_, "epsilon", "betas") if any(found.number(name) is not None for name in names[law])]
+    by = f"tuned at {tuned.base.width} × {tuned.base.depth} (transfer {tuned.verdict})"
+    from_tuned = [
+        law for law in (*open_, "epsilon", "betas") if any(tuned.number(name) is not None for name in names[law])
+    ]
     notes = list(planned.notes)
-    if found.number("weight_decay") is not None and found.tau is None:
-        own.remove("weight decay")
+    if tuned.number("weight_decay") is not None and tuned.tau is None:
+        from_tuned.remove("weight decay")
         notes.append(
             "The weight decay was tuned, but not for how many steps: give tau, or tune with the constant steps."
         )
-    if found.verdict != "PASS":
-        notes.append(f"The transfer of the tuned values is {found.verdict}, not PASS: {found.why}")
-    settings = ((name, found.number(name)) for name in ("eps", "beta1", "beta2"))
+    if tuned.verdict != "PASS":
+        notes.append(f"The transfer of the tuned values is {tuned.verdict}, not PASS: {tuned.why}")
+    settings = ((name, tuned.number(name)) for name in ("eps", "beta1", "beta2"))
     hyper = replace(planned.run.hyperparameters, **{name: value for name, value in settings if value is not None})
     run = replace(planned.run, hyperparameters=hyper)
-    return replace(planned, run=run, laws={**planned.laws, **dict.fromkeys(own, by)}, notes=tuple(notes))
+    return replace(planned, run=run, laws={**planned.laws, **dict.fromkeys(from_tuned, by)}, notes=tuple(notes))
 
 
 def _check_numbers(**numbers: float | None) -> None:
@@ -489,16 +492,16 @@ def replan(
     What is given wins over the tuned run's.
     """
     h = tuned.hyperparameters
-    own = 1 / (h.lr * h.weight_decay * tuned.schedule.steps) if h.weight_decay else math.inf
+    tuned_tau = 1 / (h.lr * h.weight_decay * tuned.schedule.steps) if h.weight_decay else math.inf
     new = plan_shape(
         model, rules=rules or tuned.rules, base=tuned.base, tpp=tpp, tokens=tokens, batch=batch,
-        sequence=sequence or tuned.sequence, lr=lr or h.lr, std=std or h.std, tau=tau or own, seed=tuned.seed,
+        sequence=sequence or tuned.sequence, lr=lr or h.lr, std=std or h.std, tau=tau or tuned_tau, seed=tuned.seed,
     )  # fmt: skip
     carried = f"transfers from the tuned run ({new.laws['per role']})"
     laws = dict(new.laws) | {"epsilon": carried, "betas": carried}
     laws |= {name: carried for name, value in (("learning rate", lr), ("init std", std)) if value is None}
     if tau is None:
-        kept_tau = f"timescale τ = 1/(η λ steps) = {own:.4g}, the tuned run's (Wang & Aitchison 2024)"
+        kept_tau = f"timescale τ = 1/(η λ steps) = {tuned_tau:.4g}, the tuned run's (Wang & Aitchison 2024)"
         laws["weight decay"] = kept_tau if h.weight_decay else "none was tuned"
     hyper = replace(new.run.hyperparameters, eps=h.eps, beta1=h.beta1, beta2=h.beta2)
     if law == "completed":

@@ -43,8 +43,8 @@ def documents(piece: Piece, text_field: str, *, in_parts: bool, max_document: in
             yield from _text_file(Path(piece.path), in_parts, max_document)
         else:
             rows = {"jsonl": _json_rows, "gzip": _json_rows, "parquet": _parquet_rows, "hf": _hub_rows}[piece.kind]
-            found = (_text_of(row, text_field, where) for row, where in rows(piece, text_field, max_document))
-            yield from (Document(_digest(text.encode()), (text,)) for text in found if text)
+            texts = (_text_of(row, text_field, where) for row, where in rows(piece, text_field, max_document))
+            yield from (Document(_digest(text.encode()), (text,)) for text in texts if text)
     except (OSError, EOFError, zlib.error, ValueError) as error:
         if isinstance(error, UserError):
             raise

@@ -32,8 +32,8 @@ def columns(path: str) -> tuple[int, dict[str, str]]:
     """(number of rows, type by column)."""
     budget = memory_budget(0)
     with _child([path, str(budget)], budget, FIX) as pipe:
-        said = pipe.read()
-    rows, types = json.loads(said)
+        answer = pipe.read()
+    rows, types = json.loads(answer)
     return rows, types
 
 

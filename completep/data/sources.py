@@ -77,16 +77,16 @@ def library_sources(source: str) -> tuple[Path, list[Path]]:
     if source == "python":
         root = Path(sysconfig.get_path("stdlib"))
     else:  # found without importing it, which takes seconds
-        found = importlib.util.find_spec(source)
-        if found is None or found.origin is None:
+        spec = importlib.util.find_spec(source)
+        if spec is None or spec.origin is None:
             raise UserError(f"{source} is not installed", fix="use python, the other built-in corpus")
-        root = Path(found.origin).parent
+        root = Path(spec.origin).parent
     bundled = root / "ensurepip" / "_bundled"
     sources: list[Path] = []
     for parent, folders, files in os.walk(root):
-        here = Path(parent)
-        folders[:] = [name for name in folders if name not in NOT_THE_LIBRARY and here / name != bundled]
-        sources += [here / name for name in files if name.endswith(".py")]
+        folder = Path(parent)
+        folders[:] = [name for name in folders if name not in NOT_THE_LIBRARY and folder / name != bundled]
+        sources += [folder / name for name in files if name.endswith(".py")]
     if not sources:
         raise UserError(f"this Python has no library sources under {root}", fix="use text files of your own")
     return root, sorted(sources)

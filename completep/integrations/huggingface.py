@@ -54,8 +54,8 @@ def common(c: GPTConfig) -> dict[str, Any]:
 
 def llama_settings(c: GPTConfig) -> dict[str, Any]:
     rope = {"rope_type": "default", "rope_theta": 10000.0}
-    own = {"model_type": "llama", "hidden_act": "silu", "rms_norm_eps": EPS, "rope_parameters": rope}
-    return {**common(c), **own}
+    specific = {"model_type": "llama", "hidden_act": "silu", "rms_norm_eps": EPS, "rope_parameters": rope}
+    return {**common(c), **specific}
 
 
 def qwen3_settings(c: GPTConfig) -> dict[str, Any]:
@@ -64,8 +64,8 @@ def qwen3_settings(c: GPTConfig) -> dict[str, Any]:
 
 def nemotron_settings(c: GPTConfig) -> dict[str, Any]:
     rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}
-    own = {"model_type": "nemotron", "hidden_act": "relu2", "norm_eps": EPS, "rope_parameters": rope}
-    return {**common(c), **own}
+    specific = {"model_type": "nemotron", "hidden_act": "relu2", "norm_eps": EPS, "rope_parameters": rope}
+    return {**common(c), **specific}
 
 
 def gpt2_settings(c: GPTConfig) -> dict[str, Any]:

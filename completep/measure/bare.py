@@ -59,12 +59,12 @@ class BareGradients(TorchFunctionMode):
 
     def unsigned(self) -> dict[str, Tensor]:
         """By name, for the vectors whose entries were each seen in one place: a vector may have an entry per layer."""
-        found = {}
+        gradient_of = {}
         for name, places in self.terms.items():
             gradients = torch.stack([self._back(name, small, sums) for small, sums in places])
             if ((gradients != 0).sum(0) <= 1).all():
-                found[name] = gradients.sum(0)
-        return found
+                gradient_of[name] = gradients.sum(0)
+        return gradient_of
 
     def _back(self, name: str, small: Tensor, sums: Tensor) -> Tensor:
         vector = self.vectors[name]

@@ -76,7 +76,7 @@ class Check(Result):
     @property
     def culprits(self) -> list[Finding]:
         """What is wrong, without what follows from it."""
-        return [f for own in self.by_rules.values() for f in culprits(own)]
+        return [f for findings in self.by_rules.values() for f in culprits(findings)]
 
     @property
     def axes(self) -> list[Axis]:
@@ -128,7 +128,9 @@ class Check(Result):
         return {
             "verdict": self.verdict,
             "verdicts": {rules: self.word(rules) for rules in self.by_rules} if self.judged else {},
-            "culprits": {r: [str(f) for f in culprits(own)] for r, own in self.by_rules.items()} if self.judged else {},
+            "culprits": {r: [str(f) for f in culprits(findings)] for r, findings in self.by_rules.items()}
+            if self.judged
+            else {},
             "rho": limit.rho,
             "settled_depth": limit.depth,
             "fit": limit.fit,
@@ -150,10 +152,10 @@ def exponents_table(findings: Sequence[Finding]) -> Table:
     columns = [name for name in PER_TENSOR if any(f.setting == name for f in findings)]
     several = len({rules for rules, _, _ in groups}) > 1
     rows: list[dict[str, Cell]] = []
-    for (rules, tensor, axis), own in sorted(groups.items(), key=lambda item: ORDER[overall(item[1])]):
-        cells: dict[str, Cell] = {f.setting: f.cell for f in own}
+    for (rules, tensor, axis), group in sorted(groups.items(), key=lambda item: ORDER[overall(item[1])]):
+        cells: dict[str, Cell] = {f.setting: f.cell for f in group}
         head: dict[str, Cell] = {"tensor": tensor, "rules": display_name(rules)} if several else {"tensor": tensor}
-        rows.append(head | {"in": axis, "verdict": overall(own)} | {name: cells.get(name) for name in columns})
+        rows.append(head | {"in": axis, "verdict": overall(group)} | {name: cells.get(name) for name in columns})
     return Table.of("Exponents: measured (expected). A setting is proportional to size^exponent.", rows)
 
 

@@ -105,8 +105,10 @@ def _optimizer(subject: Subject, trial: Trial) -> torch.optim.AdamW:
     """As the rules say, but for the learning rate of the parameters in question."""
     groups = []
     for name, parameter in named_parameters(subject.model):
-        if (own := subject.settings.get(name)) is not None:
+        if (trained := subject.settings.get(name)) is not None:
             times = 2.0**trial.octave if subject.anatomy.template(name) in trial.parameters else 1.0
-            eps = LEAST_EPS if own.eps is None else max(own.eps, 1e-30)
-            groups.append({"params": [parameter], "lr": own.lr * times, "weight_decay": own.weight_decay, "eps": eps})
+            eps = LEAST_EPS if trained.eps is None else max(trained.eps, 1e-30)
+            groups.append(
+                {"params": [parameter], "lr": trained.lr * times, "weight_decay": trained.weight_decay, "eps": eps}
+            )
     return torch.optim.AdamW(groups, betas=paper.BETAS)

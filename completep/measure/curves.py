@@ -46,7 +46,7 @@ Deeper = Literal["better", "not better", "unclear"]
 
 
 @dataclass(frozen=True)
-class AtShape:
+class ShapeTransfer:
     """One shape's curve against the base's."""
 
     shape: Shape
@@ -72,7 +72,7 @@ class Transfer:
     best: float  # the base's optimum
     best_interval: Interval | None
     best_loss: float
-    shapes: tuple[AtShape, ...]
+    shapes: tuple[ShapeTransfer, ...]
     deeper: Deeper | None  # at the transferred value, from seed to seed; None where depth was not varied
     word: Word
     why: str
@@ -131,7 +131,13 @@ def judge_transfer(frame: pl.DataFrame, hyperparameter: str = "lr", base: Shape 
     everything = [p for several in comparisons.values() for c in several for p in c.p_values]
     adjusted = iter(holm(everything))
     return [
-        _transfer(r, hyperparameter, starts[r], [_at(c, next(adjusted), next(adjusted)) for c in several], families[r])
+        _transfer(
+            r,
+            hyperparameter,
+            starts[r],
+            [_shape_transfer(c, next(adjusted), next(adjusted)) for c in several],
+            families[r],
+        )
         for r, several in comparisons.items()
     ]
 
@@ -191,7 +197,7 @@ def compare(base: Curve, here: Curve) -> Comparison:
     return Comparison(base, here, regret, diverged)
 
 
-def _at(c: Comparison, p_regret: float, p_drift: float) -> AtShape:
+def _shape_transfer(c: Comparison, p_regret: float, p_drift: float) -> ShapeTransfer:
     base, here, regret = c.base.bowl, c.here.bowl, c.regret
     places = drifts = regrets = None
     if base is not None and here is not None and c.base.judged and c.here.judged:
@@ -202,7 +208,7 @@ def _at(c: Comparison, p_regret: float, p_drift: float) -> AtShape:
     word, why = _word(c, drifts, regrets, cost, p_regret, p_drift)
     interior, drift = here is not None and not here.edge, c.here.place - c.base.place
     optimum, places = 2**c.here.place, _octaves(places)
-    return AtShape(c.here.shape, optimum, places, interior, drift, drifts, cost, regrets, loss, word, why)
+    return ShapeTransfer(c.here.shape, optimum, places, interior, drift, drifts, cost, regrets, loss, word, why)
 
 
 def _percent(interval: Interval) -> Interval:
@@ -244,7 +250,7 @@ def _word(
 
 
 def _transfer(
-    rules: str, hyperparameter: str, base: Curve, shapes: list[AtShape], curves: dict[Shape, Curve]
+    rules: str, hyperparameter: str, base: Curve, shapes: list[ShapeTransfer], curves: dict[Shape, Curve]
 ) -> Transfer:
     interval = _octaves(base.bowl.optimum()) if base.bowl is not None and base.judged else None
     height = float(np.exp(base.bowl.height(base.place))) if base.bowl is not None else float(np.nanmin(base.losses))
@@ -256,7 +262,7 @@ def _transfer(
     )
 
 
-def _whole(shapes: Sequence[AtShape], base: Curve) -> tuple[Word, str]:
+def _whole(shapes: Sequence[ShapeTransfer], base: Curve) -> tuple[Word, str]:
     if not shapes:
         return "INCONCLUSIVE", "there is one shape only: add a larger one"
     if base.bowl is None:

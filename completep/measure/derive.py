@@ -68,11 +68,15 @@ class Derivation(Result):
     @property
     def measured(self) -> MeasuredRules:
         """The rows whose exponents are all known, as a file holds them."""
-        known = {name: own for name, own in self.by_parameter.items() if worst(e.word for e in own) == "PASS"}
+        known = {
+            name: exponents
+            for name, exponents in self.by_parameter.items()
+            if worst(e.word for e in exponents) == "PASS"
+        }
         if not known:
             what = f"no rule could be derived: {self._open()[0]}"
             raise UserError(what, fix="see the reason of every open exponent; give what it asks for")
-        rows = tuple(_row(name, own, self.roles.get(name)) for name, own in known.items())
+        rows = tuple(_row(name, exponents, self.roles.get(name)) for name, exponents in known.items())
         return MeasuredRules(self.family.key, rows, self.gauges, self.source)
 
     @property
@@ -115,17 +119,17 @@ class Derivation(Result):
         return Document("Which rule does it need?", (*parts, self._table(), Text(str(self.limit))), "completep derive")
 
     def _sentence(self) -> str:
-        done = sum(worst(e.word for e in own) == "PASS" for own in self.by_parameter.values())
+        done = sum(worst(e.word for e in exponents) == "PASS" for exponents in self.by_parameter.values())
         return f"{done} of {len(self.by_parameter)} parameters have a rule that the measurement decides"
 
     def _table(self) -> Table:
         rows: list[dict[str, Cell]] = []
-        for parameter, own in self.by_parameter.items():
-            for axis in dict.fromkeys(e.axis for e in own):
-                here = {e.setting: e for e in own if e.axis == axis}
-                word = worst(e.word for e in here.values())
+        for parameter, exponents in self.by_parameter.items():
+            for axis in dict.fromkeys(e.axis for e in exponents):
+                by_setting = {e.setting: e for e in exponents if e.axis == axis}
+                word = worst(e.word for e in by_setting.values())
                 rows.append(
-                    {"parameter": parameter, "in": axis, "verdict": word, **{s: _cell(here[s]) for s in SETTINGS}}
+                    {"parameter": parameter, "in": axis, "verdict": word, **{s: _cell(by_setting[s]) for s in SETTINGS}}
                 )
         notes = (
             "A setting is proportional to size^exponent: the exponent, then what was measured at init, and → after "
@@ -139,9 +143,9 @@ class Derivation(Result):
 
     def to_json(self) -> Json:
         exponents = [asdict(e) | {"word": e.word} for e in self.exponents]
-        found: Json = {"verdict": self.verdict, "exponents": exponents, "source": dict(self.source)}
-        found |= {"rho": self.limit.rho}
-        return found if self.confirmed is None else found | {"loss": asdict(self.confirmed)}
+        fields: Json = {"verdict": self.verdict, "exponents": exponents, "source": dict(self.source)}
+        fields |= {"rho": self.limit.rho}
+        return fields if self.confirmed is None else fields | {"loss": asdict(self.confirmed)}
 
 
 def _cell(e: Exponent) -> str:
@@ -153,10 +157,10 @@ def _cell(e: Exponent) -> str:
     return f"{value}  ({e.measured.value:+.2f}±{reach:.2f}{later})"
 
 
-def _row(name: str, own: Sequence[Exponent], role: Role | None) -> MeasuredRow:
+def _row(name: str, measured: Sequence[Exponent], role: Role | None) -> MeasuredRow:
     exponents: dict[str, dict[str, float]] = {}
     intervals: dict[str, dict[str, tuple[float, float, float]]] = {}
-    for e in own:
+    for e in measured:
         assert e.value is not None
         exponents.setdefault(NAMES[e.setting], {})[e.axis] = e.value
         if (used := e.used) is not None:
@@ -241,11 +245,11 @@ def derive(
     taken = {name: role for name, role in guesses.items() if name in wanted}
     later = None if late is None else late.tensors
     shown = {axis: gauge for axis, gauge in gauges.items() if gauge is not None}
-    found = Derivation(tuple(exponents), family, taken, shown, first.limit, first.tensors, later, about)
+    derivation = Derivation(tuple(exponents), family, taken, shown, first.limit, first.tensors, later, about)
     if confirm is None or worst(e.word for e in exponents) != "PASS":
-        return found
+        return derivation
     larger, train = as_shape(confirm, "confirm"), partial(confirmed_by_loss, workers=workers, progress=progress)
-    return replace(found, confirmed=train(source, found.rules, wanted, larger, setting, kept=kept))
+    return replace(derivation, confirmed=train(source, derivation.rules, wanted, larger, setting, kept=kept))
 
 
 def _shapes(widths: Sequence[int], depths: Sequence[int], base: Shape | None) -> tuple[list[Shape], Shape]:
@@ -346,17 +350,19 @@ class Measurement:
             self._survey(self._powers(starts), range(seeds), first.limit) if any(e.estimate for e in starts) else first
         )
         used = seeds
-        while undecided(found := self._solve(first, again)) and used < MOST_SEEDS * seeds:
+        while undecided(exponents := self._solve(first, again)) and used < MOST_SEEDS * seeds:
             more = range(used, used + seeds)
             further = self._survey({}, more, first.limit)
             both = again is first
             again = again.joined(further if both else self._survey(self._powers(starts), more, first.limit))
             first, used = again if both else first.joined(further), used + seeds
         if not self.steps:
-            return found, first, None
-        powers, used = self._powers(found), seeds
+            return exponents, first, None
+        powers, used = self._powers(exponents), seeds
         late = self._survey(powers, range(seeds), first.limit, self.steps)
-        while undecided(settled := confirmed(found, late, self.family.key, self.steps)) and used < MOST_SEEDS * seeds:
+        while (
+            undecided(settled := confirmed(exponents, late, self.family.key, self.steps)) and used < MOST_SEEDS * seeds
+        ):
             late = late.joined(self._survey(powers, range(used, used + seeds), first.limit, self.steps))
             used += seeds
         return settled, first, late

@@ -105,12 +105,12 @@ def judge_survey(first: Survey, repaired: Survey | None = None) -> list[Finding]
                 again = tensors if repaired is None else repaired.along(repaired.tensors, axis, rules)
                 states = first.along(first.states, axis, rules)
                 attentions = first.along(first.attentions, axis, rules) if len(first.attentions) else first.attentions
-                own = [*_findings(rules, axis, tensors, again), *_attentions(rules, axis, attentions)]
+                by_tensor = [*_findings(rules, axis, tensors, again), *_attentions(rules, axis, attentions)]
                 multipliers = {
                     frame["template"][0]: _exponent(frame, axis, EXPECTED["multiplier"])
                     for frame in tensors.partition_by("template")
                 }
-                findings += _explained([*own, *_whole(rules, axis, states)], multipliers)
+                findings += _explained([*by_tensor, *_whole(rules, axis, states)], multipliers)
     return findings
 
 
@@ -128,25 +128,25 @@ def _findings(rules: str, axis: Axis, first: pl.DataFrame, again: pl.DataFrame) 
         ("weight decay", False, "decay", "expected_decay", EXACT),
     ]
     later = again.partition_by("template", as_dict=True)
-    for key, own in first.partition_by("template", as_dict=True).items():
-        template, role = own["template"][0], own["role"][0]
-        grows = own["kept"][0] and _growth(own, axis) is not None
-        if own["lr"].max() == 0 and not template.endswith(TIED):
-            expected, why = _exponent(own, axis, "expected_lr"), "is 0: it is not trained"
+    for key, rows in first.partition_by("template", as_dict=True).items():
+        template, role = rows["template"][0], rows["role"][0]
+        grows = rows["kept"][0] and _growth(rows, axis) is not None
+        if rows["lr"].max() == 0 and not template.endswith(TIED):
+            expected, why = _exponent(rows, axis, "expected_lr"), "is 0: it is not trained"
             yield Finding(rules, axis, template, "learning rate", None, expected, "INCONCLUSIVE", why, role)
         for setting, repaired, value, divisor, band in columns:
-            if (setting == "init" and own["kept"][0]) or (repaired and grows):  # `unchecked` says if its start grows
+            if (setting == "init" and rows["kept"][0]) or (repaired and grows):  # `unchecked` says if its start grows
                 continue
             if setting == "init" and template.endswith(TIED):  # its starting values are the embedding's
                 setting = "multiplier"
-            frame = later[key] if repaired else own
-            sgd = value == "pull" and own["column"][0] == Column.SGD
-            start = _random_sum(own, axis) * {"pull": 2 if sgd else 1, "eps_ratio": -1}.get(value, 0)
+            frame = later[key] if repaired else rows
+            sgd = value == "pull" and rows["column"][0] == Column.SGD
+            start = _random_sum(rows, axis) * {"pull": 2 if sgd else 1, "eps_ratio": -1}.get(value, 0)
             allowed = SGD_BAND if sgd else band
             least, most = start - allowed, start + allowed
-            if repaired and (own["late"].any() or own["kept"][0]):  # what has moved may be aligned already
+            if repaired and (rows["late"].any() or rows["kept"][0]):  # what has moved may be aligned already
                 least, most, start = min(start, 0.0) - LATE_BAND, max(start, 0.0) + LATE_BAND, 0.0
-            mixed = repaired and _is_mixed(own, axis)
+            mixed = repaired and _is_mixed(rows, axis)
             if mixed:
                 least, most = min(2 * start, 0.0) - allowed, max(2 * start, 0.0) + allowed
             relative = frame[value] / frame[divisor] if divisor else frame[value]
@@ -156,42 +156,42 @@ def _findings(rules: str, axis: Axis, first: pl.DataFrame, again: pl.DataFrame) 
             slope, word, why = judged
             if mixed and word != "FAIL":  # `unchecked` says so
                 continue
-            expected = _exponent(own, axis, EXPECTED[setting])
+            expected = _exponent(rows, axis, EXPECTED[setting])
             yield Finding(rules, axis, template, setting, _shifted(slope, expected - start), expected, word, why, role)
-        points = own.select("seed", size=axis, value="spread")
-        if "*" in template and not own["kept"][0] and (judged := _judge(points, axis, None, ONE_BLOCK)) is not None:
+        points = rows.select("seed", size=axis, value="spread")
+        if "*" in template and not rows["kept"][0] and (judged := _judge(points, axis, None, ONE_BLOCK)) is not None:
             slope, word, why = judged
             why = f"one block differs from the others, the more the larger the {axis}" if word == "FAIL" else why
             yield Finding(rules, axis, template, "one block", slope, 0.0, word, why, role)
 
 
-def _random_sum(own: pl.DataFrame, axis: Axis) -> float:
+def _random_sum(rows: pl.DataFrame, axis: Axis) -> float:
     """The exponent by which the gradient of an output that does not grow is smaller at init than in training.
 
     A router, keys and values in a fixed number of heads, and a bottleneck act on the whole width. So their gradient is
     a sum over it: a random one at init, whose exponent is smaller by exactly a half, and an aligned one in training.
     """
-    return -max(0.0, _exponent(own, axis, "lag")) / 2
+    return -max(0.0, _exponent(rows, axis, "lag")) / 2
 
 
-def _is_mixed(own: pl.DataFrame, axis: Axis) -> bool:
+def _is_mixed(rows: pl.DataFrame, axis: Axis) -> bool:
     """True if only a part of the outputs grows, as in Mamba's x_proj: its gradient follows no single power."""
-    return 0.15 < _exponent(own, axis, "lag") < 0.85
+    return 0.15 < _exponent(rows, axis, "lag") < 0.85
 
 
 def _attentions(rules: str, axis: Axis, rows: pl.DataFrame) -> Iterator[Finding]:
     """The scale on q·k: it goes with the size of a head, not with the model's."""
     for template in rows["template"].unique(maintain_order=True) if len(rows) else ():
-        own = rows.filter(pl.col("template") == template).with_columns(seed=pl.lit(0))
-        if own["scale"].null_count():
-            if own["head_size"].n_unique() > 1:
+        scales = rows.filter(pl.col("template") == template).with_columns(seed=pl.lit(0))
+        if scales["scale"].null_count():
+            if scales["head_size"].n_unique() > 1:
                 why = f"cannot be measured, and it sums over more numbers the larger the {axis}"
                 yield Finding(rules, axis, template, "attention", None, 0.0, "INCONCLUSIVE", why)
             continue
-        points = own.select("seed", size=axis, value=pl.col("scale") / pl.col("expected"))
+        points = scales.select("seed", size=axis, value=pl.col("scale") / pl.col("expected"))
         if (judged := _judge(points, axis, -EXACT_SCALE, EXACT_SCALE)) is not None:
             slope, word, why = judged
-            expected = _exponent(own, axis, "expected")
+            expected = _exponent(scales, axis, "expected")
             yield Finding(rules, axis, template, "attention", _shifted(slope, expected), expected, word, why)
 
 
@@ -230,8 +230,8 @@ def _judge(points: pl.DataFrame, axis: Axis, least: float | None, most: float) -
     return slope, "INCONCLUSIVE", WIDE
 
 
-def _exponent(own: pl.DataFrame, axis: Axis, column: str) -> float:
-    return log_slope(own[axis].to_numpy(), own[column].to_numpy(), own["seed"].to_numpy()).value
+def _exponent(rows: pl.DataFrame, axis: Axis, column: str) -> float:
+    return log_slope(rows[axis].to_numpy(), rows[column].to_numpy(), rows["seed"].to_numpy()).value
 
 
 def _shifted(slope: Slope | None, by: float) -> Slope | None:
@@ -314,7 +314,9 @@ def unchecked(survey: Survey, findings: Iterable[Finding]) -> Iterator[str]:
     tensors = survey.tensors.filter(~pl.col("template").str.ends_with(TIED))
     roles = {template: Role(role) for template, role in tensors.select("template", "role").unique().iter_rows()}
     templates = tensors["template"].unique(maintain_order=True).to_list()
-    mixed = [own["template"][0] for own in tensors.partition_by("template", maintain_order=True) if _mixed(survey, own)]
+    mixed = [
+        rows["template"][0] for rows in tensors.partition_by("template", maintain_order=True) if _mixed(survey, rows)
+    ]
     for axis in AXES:
         if survey.tensors[axis].n_unique() == 1:
             yield f"{axis}, which was not varied"
@@ -338,14 +340,14 @@ def unchecked(survey: Survey, findings: Iterable[Finding]) -> Iterator[str]:
 
 def _missing(setting: SettingName, templates: Iterable[str], seen: Collection[Key], why: str) -> Iterator[str]:
     """The tensors whose setting was not seen; only the setting, if it was seen of none."""
-    own = list(templates)
-    without = [t for t in own if (t, setting) not in seen]
+    wanted = list(templates)
+    without = [t for t in wanted if (t, setting) not in seen]
     if without:
-        yield f"{setting}, {why}" if without == own else f"{setting} of {', '.join(without)}, {why}"
+        yield f"{setting}, {why}" if without == wanted else f"{setting} of {', '.join(without)}, {why}"
 
 
-def _mixed(survey: Survey, own: pl.DataFrame) -> bool:
-    along = survey.along(own, "width", own["rules"][0])
+def _mixed(survey: Survey, rows: pl.DataFrame) -> bool:
+    along = survey.along(rows, "width", rows["rules"][0])
     return along["width"].n_unique() > 1 and _is_mixed(along, "width")
 
 
@@ -354,15 +356,15 @@ def _growing_starts(survey: Survey) -> Iterator[str]:
     rules = survey.tensors["rules"][0]
     for axis in AXES:
         kept = survey.along(survey.tensors, axis, rules).filter(pl.col("kept"))
-        for own in kept.partition_by("template"):
-            if (slope := _growth(own, axis)) is not None:
-                name, power = own["template"][0], f"{axis}^{slope.value:+.2f}"
+        for tensor in kept.partition_by("template"):
+            if (slope := _growth(tensor, axis)) is not None:
+                name, power = tensor["template"][0], f"{axis}^{slope.value:+.2f}"
                 yield f"{name} in {axis}, since the values that its constructor gives it change, as {power}"
 
 
-def _growth(own: pl.DataFrame, axis: Axis) -> Slope | None:
+def _growth(rows: pl.DataFrame, axis: Axis) -> Slope | None:
     """How the starting values of one tensor change along an axis, if they clearly do."""
-    judged = _judge(own.select("seed", size=axis, value="gain"), axis, -BAND, BAND)
+    judged = _judge(rows.select("seed", size=axis, value="gain"), axis, -BAND, BAND)
     return judged[0] if judged is not None and judged[1] == "FAIL" else None
 
 
@@ -376,16 +378,16 @@ def exponents(survey: Survey) -> list[dict[str, Cell]]:
     rows: list[dict[str, Cell]] = []
     for template in survey.tensors["template"].unique(maintain_order=True):
         for axis in AXES:
-            own = survey.along(survey.tensors, axis, rules).filter(pl.col("template") == template)
-            if own[axis].n_unique() > 1:
-                cells = {name: _shown_exponent(own, axis, column) for name, column in columns.items()}
+            tensor = survey.along(survey.tensors, axis, rules).filter(pl.col("template") == template)
+            if tensor[axis].n_unique() > 1:
+                cells = {name: _shown_exponent(tensor, axis, column) for name, column in columns.items()}
                 rows.append({"tensor": template, "in": axis, **cells})
     return rows
 
 
-def _shown_exponent(own: pl.DataFrame, axis: Axis, column: str) -> str | None:
-    if own[column].null_count() or not own[column].is_finite().all() or not (own[column] > 0).all():
+def _shown_exponent(rows: pl.DataFrame, axis: Axis, column: str) -> str | None:
+    if rows[column].null_count() or not rows[column].is_finite().all() or not (rows[column] > 0).all():
         return None
-    slope = log_slope(own[axis].to_numpy(), own[column].to_numpy(), own["seed"].to_numpy())
+    slope = log_slope(rows[axis].to_numpy(), rows[column].to_numpy(), rows["seed"].to_numpy())
     reach = (slope.high - slope.low) / 2
     return f"{slope.value + 0.0:+.2f}" + (f" ± {reach:.2f}" if reach >= 0.05 else "")

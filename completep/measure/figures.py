@@ -11,6 +11,7 @@ from completep.measure.verdict import Finding, overall
 from completep.measure.words import Axis, worst
 from completep.report.document import Figure
 from completep.rules.table import Role, display_name
+from completep.stats import mean_loss
 
 if TYPE_CHECKING:
     from completep.measure import diagnosis
@@ -73,24 +74,24 @@ def _tensor_panel(
 
     from completep.report import charts
 
-    own = measured.along(measured.tensors, axis, rules)
+    rows = measured.along(measured.tensors, axis, rules)
     shown = pl.col(value) if divisor is None else pl.col(value) / pl.col(divisor)
-    points = own.with_columns(size=pl.col(axis), value=shown.log()).filter(pl.col("value").is_finite())
+    points = rows.with_columns(size=pl.col(axis), value=shown.log()).filter(pl.col("value").is_finite())
     points = points.group_by("template", "role", "size", maintain_order=True).agg(pl.col("value").mean()).sort("size")
     points = points.with_columns(value=(pl.col("value") - pl.col("value").first().over("template")).exp())
     low, high = charts.positive_span(points["value"])
     y = charts.y_axis("value", "relative to the smallest", log=True, domain=(min(low, 0.5) / 1.1, max(high, 2.0) * 1.1))
     x = charts.size_x(
-        "size", sorted(own[axis].unique().to_list()), "depth L (layers)" if axis == "depth" else "width N"
+        "size", sorted(rows[axis].unique().to_list()), "depth L (layers)" if axis == "depth" else "width N"
     )
     roles = [str(role) for role in Role if str(role) in set(measured.tensors["role"])]
     colour = alt.Color("role:N", title="role", scale=alt.Scale(domain=roles, range=charts.OKABE_ITO))
     settings = ("init", "multiplier") if setting == "init" else (setting,)
-    own_findings = [f for f in findings if (f.rules, f.axis) == (rules, axis) and f.setting in settings]
+    judged = [f for f in findings if (f.rules, f.axis) == (rules, axis) and f.setting in settings]
     names = {"init": "init, multipliers: gain", "learning rate": "learning rate: pull", "epsilon": "epsilon / gradient"}
-    word = worst("PASS" if f.follows else f.word for f in own_findings)
-    said = "follows from the gain" if word == "PASS" and any(f.follows for f in own_findings) else word
-    title = f"{names[setting]}: {said}" if own_findings else names[setting]
+    word = worst("PASS" if f.follows else f.word for f in judged)
+    verdict = "follows from the gain" if word == "PASS" and any(f.follows for f in judged) else word
+    title = f"{names[setting]}: {verdict}" if judged else names[setting]
     if measured.tensors["rules"].n_unique() > 1:
         title = f"{display_name(rules)}, {title}"
     tips = charts.tips("template:N", "role:N", "size:Q", value=".3g")
@@ -200,12 +201,12 @@ def terms_figure(frame: pl.DataFrame, verdicts: "Sequence[TermVerdict]", name: s
     x = charts.size_x("depth", sorted(points["depth"].unique().to_list()), "depth L (blocks)")
     panels: list[Panel] = []
     for rules in points["rules"].unique(maintain_order=True):
-        own = [v for v in verdicts if v.rules == rules]
+        judged = [v for v in verdicts if v.rules == rules]
         y = charts.y_axis(
             "size", None if panels else "size of the term", log=True, domain=(low / 2, high * 2), form="~e"
         )
-        why = ", ".join(f"L^{v.slope.value:+.2f} (derived {v.derived:+.2f})" for v in own if v.slope)
-        title = f"{display_name(rules)}: {worst(v.word for v in own)}"
+        why = ", ".join(f"L^{v.slope.value:+.2f} (derived {v.derived:+.2f})" for v in judged if v.slope)
+        title = f"{display_name(rules)}: {worst(v.word for v in judged)}"
         tips = charts.tips("order:O", "depth:Q", size=".3g")
         part = points.filter(pl.col("rules") == rules)
         panels.append(charts.lines(part, x, y, colour, "order", title, tips, why=why))
@@ -252,7 +253,7 @@ def transfer_figure(frame: pl.DataFrame, transfers: Sequence[Transfer], name: st
     swept = transfers[0].hyperparameter
     size = "depth" if frame["depth"].n_unique() > 1 else "width"
     # Vega reads dots and brackets in a column's name as a path, so the swept column gets a plain one.
-    means = charts.mean_loss(frame.rename({swept: "value"}), "rules", size, "value")
+    means = mean_loss(frame.rename({swept: "value"}), "rules", size, "value").sort("rules", size, "value")
     sizes, values = sorted(means[size].unique().to_list()), sorted(means["value"].unique().to_list())
     span, x = charts.span_of(means["loss"]), charts.log2_x("value", values, charts.SYMBOLS.get(swept, f"base {swept}"))
     colour = charts.by_order(size, "depth L" if size == "depth" else "width N", sizes)

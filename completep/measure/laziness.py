@@ -46,11 +46,11 @@ class Laziness(Result):
 
 def said(verdicts: Sequence[LazyVerdict], rules: str) -> Verdict:
     """The worst of one parameterization, with where it is found unless that is everywhere."""
-    own = [v for v in verdicts if v.rules == rules]
-    word = worst(v.word for v in own)
-    these = [v for v in own if v.word == word]
-    where = "" if len(these) == len(own) else f" ({', '.join(v.place for v in these)})"
-    return Verdict(word, display_name(rules) + (f": {these[0].why}{where}" if these[0].why else ""))
+    of_rules = [v for v in verdicts if v.rules == rules]
+    word = worst(v.word for v in of_rules)
+    of_word = [v for v in of_rules if v.word == word]
+    where = "" if len(of_word) == len(of_rules) else f" ({', '.join(v.place for v in of_word)})"
+    return Verdict(word, display_name(rules) + (f": {of_word[0].why}{where}" if of_word[0].why else ""))
 
 
 def laziness_table(verdicts: Sequence[LazyVerdict]) -> Table:

@@ -143,9 +143,9 @@ def _one_depth(
     size = run(before, weights[middle:]).square().mean().sqrt()
 
     def after(first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
-        own = run(before, [(first, second)])
-        last = run(own, weights[middle + 1 :])
-        return own, last, (last / size) @ readout.T
+        block_output = run(before, [(first, second)])
+        last = run(block_output, weights[middle + 1 :])
+        return block_output, last, (last / size) @ readout.T
 
     first, second = (w.clone().requires_grad_() for w in weights[middle])
     _, last, logits = after(first, second)
@@ -182,8 +182,8 @@ class Moved:
     moves: tuple[Tensor, ...]
 
     def after(self, *values: Tensor) -> tuple[Tensor, ...]:
-        own = self.block(*values)
-        return own, *self.rest(own)
+        block_output = self.block(*values)
+        return block_output, *self.rest(block_output)
 
 
 def moved_block(
@@ -340,8 +340,8 @@ def judge_laziness(frame: pl.DataFrame) -> list[LazyVerdict]:
     nonlinearity acts on a movement of Θ(1/L), and fades.
     """
     keys = ["rules", "depth", "seed"]
-    own = frame.filter(pl.col("place") == PLACES[0]).select(*keys, own="ratio")
-    judged = frame.join(own, on=keys).with_columns(ratio=pl.min_horizontal("ratio", "own"))
+    of_block = frame.filter(pl.col("place") == PLACES[0]).select(*keys, own="ratio")
+    judged = frame.join(of_block, on=keys).with_columns(ratio=pl.min_horizontal("ratio", "own"))
     verdicts = []
     for rules, place in frame.select("rules", "place").unique(maintain_order=True).iter_rows():
         part = judged.filter((pl.col("rules") == rules) & (pl.col("place") == place))
@@ -381,12 +381,12 @@ def judge_terms(frame: pl.DataFrame) -> list[TermVerdict]:
     """PASS: the k-th term of a block's Taylor series falls with depth as derived."""
     verdicts = []
     for rules, order in frame.select("rules", "order").unique(maintain_order=True).iter_rows():
-        own = frame.filter((pl.col("rules") == rules) & (pl.col("order") == order) & (pl.col("size") > 0))
+        sizes = frame.filter((pl.col("rules") == rules) & (pl.col("order") == order) & (pl.col("size") > 0))
         derived = derived_slope(rules_named(rules), order)
         slope: Slope | None = None
         word: Word = "INCONCLUSIVE"
-        if own["depth"].n_unique() >= 3:
-            slope = log_slope(own["depth"].to_numpy(), own["size"].to_numpy(), own["seed"].to_numpy())
+        if sizes["depth"].n_unique() >= 3:
+            slope = log_slope(sizes["depth"].to_numpy(), sizes["size"].to_numpy(), sizes["seed"].to_numpy())
             off = slope.low - derived, slope.high - derived
             if off[0] >= -FLAT and off[1] <= FLAT:
                 word = "PASS"

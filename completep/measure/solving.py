@@ -72,23 +72,23 @@ def solve(first: Survey, again: Survey, parameters: Sequence[str], rules: str, a
 
 
 def _solve(survey: Survey, parameter: str, setting: SettingName, axis: str, rules: str) -> Exponent:
-    own = survey.along(survey.tensors, axis, rules).filter(pl.col("template") == parameter)
+    rows = survey.along(survey.tensors, axis, rules).filter(pl.col("template") == parameter)
     if setting == "init":
-        return _init(own, parameter, axis)
-    slope, why = fit(own, axis, setting)
+        return _init(rows, parameter, axis)
+    slope, why = fit(rows, axis, setting)
     return snapped(Exponent(parameter, setting, axis, slope, why=why))
 
 
-def _init(own: pl.DataFrame, parameter: str, axis: str) -> Exponent:
+def _init(rows: pl.DataFrame, parameter: str, axis: str) -> Exponent:
     """A matrix is drawn with the size that its gain needs. Any other parameter keeps its constructor's values."""
-    if own["gain"].null_count():  # it starts at zero
+    if rows["gain"].null_count():  # it starts at zero
         return Exponent(parameter, "init", axis, Slope(0.0, 0.0, 0.0), value=0.0)
-    slope, why = fit(own, axis, "init")
-    found = snapped(Exponent(parameter, "init", axis, slope, why=why))
-    if own["drawn"][0] or found.value == 0.0 or slope is None:
-        return found
+    slope, why = fit(rows, axis, "init")
+    exponent = snapped(Exponent(parameter, "init", axis, slope, why=why))
+    if rows["drawn"][0] or exponent.value == 0.0 or slope is None:
+        return exponent
     grows = f"as {axis}^{-slope.value:+.2f}"
-    return replace(found, value=None, why=f"the values that its constructor gives it change with the size, {grows}")
+    return replace(exponent, value=None, why=f"the values that its constructor gives it change with the size, {grows}")
 
 
 VALUES = {  # what is proportional to the setting that a parameter needs
@@ -98,11 +98,11 @@ VALUES = {  # what is proportional to the setting that a parameter needs
 }
 
 
-def fit(own: pl.DataFrame, axis: str, setting: SettingName) -> tuple[Slope | None, str]:
+def fit(rows: pl.DataFrame, axis: str, setting: SettingName) -> tuple[Slope | None, str]:
     """(the exponent that a setting needs, or None and the reason)."""
-    if setting != "init" and (idle := own.filter(pl.col("idle") > 0)[axis].sort().to_list()):
+    if setting != "init" and (idle := rows.filter(pl.col("idle") > 0)[axis].sort().to_list()):
         return None, f"routing sends nothing to some experts at {axis} {idle[0]}: give a larger batch"
-    points = own.select("seed", size=axis, value=VALUES[setting])
+    points = rows.select("seed", size=axis, value=VALUES[setting])
     if points["value"].null_count() == len(points):
         return None, "no gradient reaches it"
     if points["value"].null_count():
@@ -154,23 +154,23 @@ def _why_not(slope: Slope, axis: str) -> str:
 
 def confirmed(exponents: Sequence[Exponent], late: Survey, rules: str, steps: int) -> list[Exponent]:
     """The exponents with what they are after some training steps."""
-    found: dict[tuple[str, str, str], Exponent] = {}
+    by_key: dict[tuple[str, str, str], Exponent] = {}
     for exponent in exponents:
         key = exponent.parameter, exponent.axis, exponent.setting
-        found[key] = exponent
+        by_key[key] = exponent
         if exponent.setting == "init" or exponent.measured is None:
             continue
-        own = late.along(late.tensors, exponent.axis, rules).filter(pl.col("template") == exponent.parameter)
-        later, why = fit(own, exponent.axis, exponent.setting)
+        late_rows = late.along(late.tensors, exponent.axis, rules).filter(pl.col("template") == exponent.parameter)
+        later, why = fit(late_rows, exponent.axis, exponent.setting)
         if later is None:
-            found[key] = replace(exponent, value=None, why=f"after {steps} steps, {why}")
+            by_key[key] = replace(exponent, value=None, why=f"after {steps} steps, {why}")
         else:
-            found[key] = _confirmed(replace(exponent, later=later), later, steps)
-    for parameter, axis, setting in list(found):
+            by_key[key] = _confirmed(replace(exponent, later=later), later, steps)
+    for parameter, axis, setting in list(by_key):
         if setting == "learning rate":
             pair = (parameter, axis, "learning rate"), (parameter, axis, "epsilon")
-            found |= dict(zip(pair, _agreed(found[pair[0]], found[pair[1]], steps), strict=True))
-    return list(found.values())
+            by_key |= dict(zip(pair, _agreed(by_key[pair[0]], by_key[pair[1]], steps), strict=True))
+    return list(by_key.values())
 
 
 def _confirmed(exponent: Exponent, later: Slope, steps: int) -> Exponent:
@@ -200,13 +200,13 @@ def _agreed(lr: Exponent, eps: Exponent, steps: int) -> tuple[Exponent, Exponent
     """Both come from one gradient, so if the exponent of one moves in training, that of the other does too."""
     pair = [lr, eps]
     moved = [e.later is not None and e.used != e.measured for e in pair]
-    for i, (own, other) in enumerate(((lr, eps), (eps, lr))):
-        if own.value is None or own.later is None or moved[i]:
+    for i, (exponent, other) in enumerate(((lr, eps), (eps, lr))):
+        if exponent.value is None or exponent.later is None or moved[i]:
             continue
-        if moved[1 - i] and (aligned := nearest(own.later)) is not None:
-            pair[i] = replace(own, value=aligned)
+        if moved[1 - i] and (aligned := nearest(exponent.later)) is not None:
+            pair[i] = replace(exponent, value=aligned)
         elif moved[1 - i] or (other.value is None and "not settled" in other.why):
-            pair[i] = replace(own, value=None, why=_trend(own, own.later, steps))
+            pair[i] = replace(exponent, value=None, why=_trend(exponent, exponent.later, steps))
     return pair[0], pair[1]
 
 

@@ -133,8 +133,8 @@ class Subject:
                 _refuse_group(optimizer, group)
                 lr = float(group.get("initial_lr", group["lr"]))  # a scheduler changes lr, but not initial_lr
                 eps = float(group["eps"]) if has_eps and "eps" in group else None
-                own = Trained(lr, float(group.get("weight_decay", 0.0)), eps)
-                trained |= {names[id(p)]: own for p in group["params"] if id(p) in names}
+                settings = Trained(lr, float(group.get("weight_decay", 0.0)), eps)
+                trained |= {names[id(p)]: settings for p in group["params"] if id(p) in names}
         if not trained:
             what = "the optimizer trains no parameter of this model"
             raise UserError(what, fix="build the optimizer from the parameters of the model that the factory returns")

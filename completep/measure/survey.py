@@ -119,16 +119,16 @@ class Survey:
 
     def along(self, frame: pl.DataFrame, axis: str, rules: str) -> pl.DataFrame:
         """Only the shapes that differ along one axis: at the base's width or depth, or else at the smallest."""
-        own = frame.filter(pl.col("rules") == rules)
+        rows = frame.filter(pl.col("rules") == rules)
         for name, size in self.further.items():
-            own = own if name == axis else own.filter(pl.col(name) == size)
+            rows = rows if name == axis else rows.filter(pl.col(name) == size)
         if axis in self.further:
             base = (pl.col("width") == self.base.width) & (pl.col("depth") == self.base.depth)
-            return own.filter(base)
+            return rows.filter(base)
         other = "width" if axis == "depth" else "depth"
-        at_base = own.filter(pl.col(other) == getattr(self.base, other))
-        fixed = getattr(self.base, other) if at_base[axis].n_unique() > 1 else own[other].min()
-        return own.filter(pl.col(other) == fixed)
+        at_base = rows.filter(pl.col(other) == getattr(self.base, other))
+        fixed = getattr(self.base, other) if at_base[axis].n_unique() > 1 else rows[other].min()
+        return rows.filter(pl.col(other) == fixed)
 
 
 def survey(
@@ -274,13 +274,13 @@ def _measure_shape(source: Source, setting: Setting, job: Job) -> Measured:
 def _starts(source: Source, subject: Subject, seed: int) -> dict[str, list[Tensor]]:
     """By template: the values that the base's constructor draws for parameters that keep them, block by block."""
     drawn = {t for t, part in subject.anatomy.parts.items() if part.kept and part.constant is None}
-    found: dict[str, list[Tensor]] = {}
+    starts: dict[str, list[Tensor]] = {}
     if drawn:
         torch.manual_seed(seed)
         for name, parameter in named_parameters(source.base_model()):
             if (template := subject.anatomy.template(name)) in drawn:
-                found.setdefault(template, []).append(parameter.detach())
-    return found
+                starts.setdefault(template, []).append(parameter.detach())
+    return starts
 
 
 def _attentions(subject: Subject) -> list[AttentionRow]:

@@ -62,7 +62,7 @@ def read_sweep(path: Path, names: Mapping[str, str] | None = None) -> pl.DataFra
 
 def named(frame: pl.DataFrame, names: Mapping[str, str]) -> pl.DataFrame:
     """The frame with our names for the columns in `names`. Another column of that name is left out."""
-    found: dict[str, str] = {}
+    role_of: dict[str, str] = {}
     for role, wanted in names.items():
         column = next((c for c in frame.columns if wanted in (c, c.strip())), None)
         column = column or next((c for c in frame.columns if c.strip().lower() == wanted.strip().lower()), None)
@@ -70,11 +70,13 @@ def named(frame: pl.DataFrame, names: Mapping[str, str]) -> pl.DataFrame:
             close = difflib.get_close_matches(wanted, frame.columns, 1)
             hint = f"{role}={close[0]!r}" if close else suggestion(role, frame.columns)
             raise UserError(f"no column {wanted!r} for {role}; {listing(frame)}", fix=f"name one of them: {hint}")
-        if column in found:
-            raise UserError(f"{found[column]} and {role} cannot both be the column {column!r}", fix="name two columns")
-        found[column] = role
-    kept = frame.drop([role for column, role in found.items() if role != column and role in frame.columns])
-    return kept.rename(found)
+        if column in role_of:
+            raise UserError(
+                f"{role_of[column]} and {role} cannot both be the column {column!r}", fix="name two columns"
+            )
+        role_of[column] = role
+    kept = frame.drop([role for column, role in role_of.items() if role != column and role in frame.columns])
+    return kept.rename(role_of)
 
 
 def suggestion(role: str, columns: Iterable[str]) -> str:

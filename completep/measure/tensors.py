@@ -145,20 +145,20 @@ def gains(subject: Subject, ratios: Mapping[str, float]) -> dict[str, float]:
     on an embedding. A parameter that starts at zero has none.
     """
     anatomy = subject.anatomy
-    found: dict[str, float] = {}
+    gain_of: dict[str, float] = {}
     for name, parameter in named_parameters(subject.model):
         part, (owner, _, attribute) = anatomy.part(name), name.rpartition(".")
-        own = rms(parameter.detach() + part.offset)
+        gain = rms(parameter.detach() + part.offset)
         if part.role.trait.fan != "model":  # a table looks its rows up, the others sum over their inputs
-            own *= math.prod(parameter.shape[axis] for axis in part.fan_in) ** 0.5
-            own = ratios[owner] if attribute == "weight" and owner in ratios else own
+            gain *= math.prod(parameter.shape[axis] for axis in part.fan_in) ** 0.5
+            gain = ratios[owner] if attribute == "weight" and owner in ratios else gain
         inside = abs(subject.forward.inside.get(owner, 1.0)) if owner in subject.forward.sites else 1.0
-        found[name] = own * subject.factor(name) / inside
+        gain_of[name] = gain * subject.factor(name) / inside
     readout = anatomy.readout.module
     if anatomy.tied and readout is not None:  # the input holds the same embeddings, so its output is not a random sum
         table = subject.model.get_parameter(anatomy.readout.weight).detach()
-        found[tied_readout(subject)] = rms(table) * table.shape[-1] ** 0.5 * abs(subject.forward.sites[readout])
-    return {name: gain for name, gain in found.items() if gain > 0}
+        gain_of[tied_readout(subject)] = rms(table) * table.shape[-1] ** 0.5 * abs(subject.forward.sites[readout])
+    return {name: gain for name, gain in gain_of.items() if gain > 0}
 
 
 def tied_readout(subject: Subject) -> str:
@@ -186,10 +186,10 @@ def repeat_starts_(subject: Subject, starts: Mapping[str, Sequence[Tensor]]) -> 
     for name, parameter in named_parameters(subject.model):
         template = subject.anatomy.template(name)
         if (values := starts.get(template)) and parameter.dim():
-            own = values[seen.setdefault(template, 0) % len(values)]
+            start = values[seen.setdefault(template, 0) % len(values)]
             seen[template] += 1
-            times = [math.ceil(n / b) for n, b in zip(parameter.shape, own.shape, strict=True)]
-            parameter.copy_(own.repeat(times)[tuple(slice(n) for n in parameter.shape)])
+            times = [math.ceil(n / b) for n, b in zip(parameter.shape, start.shape, strict=True)]
+            parameter.copy_(start.repeat(times)[tuple(slice(n) for n in parameter.shape)])
 
 
 def measure_tensors(subject: Subject, batch: Batch, gain: Mapping[str, float]) -> list[TensorRow]:
@@ -376,9 +376,11 @@ def _unsigned_gradients(subject: Subject, kept: dict[str, Tensor]) -> Iterator[N
     sums: dict[str, tuple[Tensor, Tensor]] = {}
     handles = []
     for name, module in subject.model.named_modules():
-        own = {f"{name}.{n}": p for n, p in module.named_parameters(recurse=False) if p.dim() == 1 and p.requires_grad}
-        if own and not any(True for _ in module.children()):
-            handles.append(module.register_forward_hook(_keeper(subject, own, sums), prepend=True))
+        vectors = {
+            f"{name}.{n}": p for n, p in module.named_parameters(recurse=False) if p.dim() == 1 and p.requires_grad
+        }
+        if vectors and not any(True for _ in module.children()):
+            handles.append(module.register_forward_hook(_keeper(subject, vectors, sums), prepend=True))
     with _hooks(handles):
         yield
     for name, (signed, unsigned) in sums.items():

@@ -186,12 +186,6 @@ def positive_span(values: pl.Series) -> tuple[float, float]:
     return (float(kept.min()), float(kept.max())) if len(kept) else (0.1, 1.0)
 
 
-def mean_loss(frame: pl.DataFrame, *by: str) -> pl.DataFrame:
-    """The mean loss of finished runs over seeds; NaN where one of them diverged."""
-    ended = frame.filter(pl.col("loss").is_not_null())
-    return ended.group_by(*by).agg(loss=pl.col("loss").mean()).sort(*by)
-
-
 def loss_curves(
     frame: pl.DataFrame, x: alt.X, field: str, colour: alt.Color, line: str, title: str, *,
     why: str | None = None, span: tuple[float, float], mark: float | None = None, first: bool = True,

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 if TYPE_CHECKING:
     import altair as alt
@@ -26,12 +26,22 @@ class Strong(str):
 Json = dict[str, object]
 
 
+Tone = Literal["good", "bad", "open"]
+TONES: Mapping[str, Tone] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "open"}
+
+
 @dataclass(frozen=True)
 class Verdict:
-    """The answer in a word (PASS, FAIL, agrees, …) and in a sentence."""
+    """The answer in a word and in a sentence. Words other than PASS, FAIL and INCONCLUSIVE bring their own tone."""
 
     word: str
     sentence: str = ""
+    tone: Tone | None = None
+    headline: str = ""  # at the head of a report, instead of the word
+
+    @property
+    def colour(self) -> Tone:
+        return self.tone or TONES.get(self.word, "open")
 
 
 @dataclass(frozen=True)
@@ -115,30 +125,8 @@ class Document:
         return [part for part in self.parts if isinstance(part, Figure)]
 
 
-TONES: Mapping[str, str] = {
-    "PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "open",
-    "agrees": "good", "agrees in part": "good", "does not agree": "bad", "cannot be seen at this scale": "open",
-    "one seed cannot tell": "open", "not finished": "open",
-}  # fmt: skip
-
-
-HEADLINES: Mapping[str, str] = {
-    "agrees": "Agrees with the paper",
-    "agrees in part": "Agrees with the paper in part",
-    "does not agree": "Does not agree with the paper",
-    "cannot be seen at this scale": "Cannot be seen at this scale",
-    "one seed cannot tell": "One seed cannot tell",
-    "not finished": "Not finished",
-}
-
-
-def headline(word: str) -> str:
-    """A verdict word as the head of a report."""
-    return HEADLINES.get(word, word)
-
-
-def tone(text: str) -> str | None:
-    """How a verdict word is coloured; None for any other text."""
+def tone(text: str) -> Tone | None:
+    """How a cell with a verdict word is coloured; None for any other text."""
     return TONES.get(text) or TONES.get(text.split(":")[0])
 
 

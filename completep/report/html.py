@@ -18,15 +18,15 @@ from markupsafe import Markup
 
 from completep.errors import UserError
 from completep.files import write_new
-from completep.report.document import Document, Figure, Strong, Table, headline, number, tone
+from completep.report.document import Document, Figure, Strong, Table, number, tone
 from completep.report.escape import harmless, in_script
 
 
 def page(document: Document) -> str:
     """A whole page, with interactive figures."""
     scripts = {"javascript": _javascript(), "script": _text("page.js")} if document.figures() else {"javascript": ""}
-    own = " ".join(f"'sha256-{_digest(text)}'" for text in scripts.values() if text) or "'none'"
-    policy = f"default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'unsafe-inline'; script-src {own}"
+    hashes = " ".join(f"'sha256-{_digest(text)}'" for text in scripts.values() if text) or "'none'"
+    policy = f"default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'unsafe-inline'; script-src {hashes}"
     return _template("page.html").render(document=harmless(document), policy=policy, **scripts)
 
 
@@ -48,10 +48,6 @@ def _template(name: str) -> jinja2.Template:
         autoescape=True, undefined=jinja2.StrictUndefined, loader=jinja2.FunctionLoader(_text)
     )
     environment.globals |= {"table": table, "specs": specs, "svg": svg, "kind_of": kind_of}
-    environment.filters |= {
-        "tone": lambda word: tone(word) or "open",
-        "headline": headline,
-    }
     return environment.get_template(name)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from completep.report.document import Code, Document, Facts, Part, Strong, Table, Text, Verdict, headline, number
+from completep.report.document import Code, Document, Facts, Part, Strong, Table, Text, Verdict, number
 from completep.report.escape import code_in_markdown, harmless
 from completep.report.escape import in_markdown as plain
 
@@ -16,7 +16,7 @@ def markdown(document: Document, files: Sequence[str] = ()) -> str:
 
 def _part(part: Part) -> str:
     if isinstance(part, Verdict):
-        return f"**{plain(headline(part.word))}.** {plain(part.sentence)}"
+        return f"**{plain(part.headline or part.word)}.** {plain(part.sentence)}"
     if isinstance(part, Text):
         return plain(part.text)
     if isinstance(part, Code):

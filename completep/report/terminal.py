@@ -22,7 +22,6 @@ from completep.report.document import (
     Table,
     Text,
     Verdict,
-    headline,
     number,
     tone,
 )
@@ -61,10 +60,8 @@ def as_text(document: Document, width: int = 120) -> str:
 
 def _pieces(part: Part) -> Iterator[RenderableType]:
     if isinstance(part, Verdict):
-        colour = COLOURS.get(tone(part.word) or "", "bold")
-        head, mark = headline(part.word), ":" if headline(part.word) == part.word else "."
-        sentence = f"{mark} {part.sentence}" if part.sentence else ""
-        yield RichText.assemble((head, f"bold {colour}"), sentence)
+        sentence = f"{'.' if part.headline else ':'} {part.sentence}" if part.sentence else ""
+        yield RichText.assemble((part.headline or part.word, f"bold {COLOURS[part.colour]}"), sentence)
     elif isinstance(part, Text):
         yield RichText(part.text)
     elif isinstance(part, (Code, Facts)) and part.page_only:

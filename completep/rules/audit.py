@@ -103,8 +103,8 @@ def _rows(departures: Sequence[Departure]) -> list[dict[str, Cell]]:
     """One row for all departures of one kind, over all blocks."""
     groups: dict[tuple[str, ...], list[Departure]] = {}
     for d in departures:
-        found = "" if d.quantity == "init" else f"{d.found:.4g}"  # measured stds all differ
-        groups.setdefault((d.role, d.quantity, f"{d.expected:.4g}", found, d.cause), []).append(d)
+        actual = "" if d.quantity == "init" else f"{d.found:.4g}"  # measured stds all differ
+        groups.setdefault((d.role, d.quantity, f"{d.expected:.4g}", actual, d.cause), []).append(d)
     return [
         {
             "parameters": group[0].name + (f" (+{len(group) - 1} more)" if len(group) > 1 else ""),
@@ -162,16 +162,16 @@ def audit(
     with_optimizer = _BaseWithOptimizer(base) if callable(base) and not isinstance(base, (Shape, nn.Module)) else None
     hints = Hints(roles, writers, example, specimen)
     try:
-        scaling, own = resolve(model, with_optimizer or base, rules, hints)  # type: ignore[arg-type]
-    except SizeFactorError as found:
-        return _stream_is_scaled(found, as_rules(rules))
+        scaling, own_factors = resolve(model, with_optimizer or base, rules, hints)  # type: ignore[arg-type]
+    except SizeFactorError as error:
+        return _stream_is_scaled(error, as_rules(rules))
     tuned = {"lr": lr, "weight_decay": weight_decay, "eps": eps, "std": std}
     at_base = {} if with_optimizer is None else with_optimizer.settings(scaling.anatomy)
     if len(optimizers) > 1 and (not at_base or any(v is not None for q, v in tuned.items() if q != "std")):
         what = f"{len(optimizers)} optimizers have no base values in common"
         raise UserError(what, fix="let base return (model, [optimizers]), and pass no lr, weight_decay or eps")
     subject = _Subject(scaling, _settings(scaling.model, optimizers), at_base, tuned, check_init)
-    lacking, wrong, unchecked = _missing_multipliers(scaling, own)
+    lacking, wrong, unchecked = _missing_multipliers(scaling, own_factors)
     read, departures = subject.compare({})
     notes: Notes = ("base values are those of the base's own optimizer",) if at_base else ()
     bare = any(m.factor != 1.0 and not m.modules for m in scaling.multipliers)
@@ -192,7 +192,7 @@ def audit(
         unchecked = (*unchecked, f"{common}, since {why}")
     if check_init and on_meta(scaling.model):
         unchecked = (*unchecked, "the starting values, which a model on the meta device does not have")
-    unseen = tuple(dict.fromkeys((*scaling.anatomy.unchecked, *own.unchecked, *unchecked)))
+    unseen = tuple(dict.fromkeys((*scaling.anatomy.unchecked, *own_factors.unchecked, *unchecked)))
     return Audit(scaling.rules.key, scaling.rules.name, explained, len(scaling.parameters), read, notes, unseen)
 
 
@@ -205,9 +205,9 @@ def _several(optimizer: object) -> list[torch.optim.Optimizer]:
     return optimizers
 
 
-def _stream_is_scaled(found: SizeFactorError, rules: Rules) -> Audit:
+def _stream_is_scaled(error: SizeFactorError, rules: Rules) -> Audit:
     cause = "the multiplier acts on the stream itself: it belongs on the branch, x + c·f(x)"
-    departure = Departure(found.table, "stream", "multiplier", found.at_base, found.here, cause)
+    departure = Departure(error.table, "stream", "multiplier", error.at_base, error.here, cause)
     unchecked = ("everything else: first take that multiplier off the stream",)
     return Audit(rules.key, rules.name, (departure,), 0, {}, (), unchecked)
 
@@ -304,14 +304,14 @@ class _Subject:
         first in the table, the embedding.
         """
         tolerance = 0.05 if quantity == "std" else EXACT
-        if quantity == "eps" and (one := self.global_eps(folds)) is not None:
-            return one
+        if quantity == "eps" and (shared_eps := self.global_eps(folds)) is not None:
+            return shared_eps
         votes: dict[Role, float] = {}
         for role in Role:
-            own = [r for name, r in self.scaling.parameters.items() if r.role is role and name in self.settings]
-            values = [v for r in own if (v := self.implied(quantity, r, folds)) is not None]
+            of_role = [r for name, r in self.scaling.parameters.items() if r.role is role and name in self.settings]
+            values = [v for r in of_role if (v := self.implied(quantity, r, folds)) is not None]
             if values and quantity == "std":  # measured: the largest tensor has the least noise
-                largest = max(own, key=lambda r: math.prod(r.shape) if self.implied("std", r, folds) else 0)
+                largest = max(of_role, key=lambda r: math.prod(r.shape) if self.implied("std", r, folds) else 0)
                 values = [self.implied("std", largest, folds) or values[0]]
             if values:
                 votes[role] = max(values, key=lambda v: sum(_near(v, w, tolerance) for w in values))
@@ -341,10 +341,10 @@ class _Subject:
 
     def base_value(self, quantity: str, r: Resolved, tuned: Mapping[str, float]) -> float:
         """What the factor acts on: the base's own setting of this parameter if it is known."""
-        own = self.at_base.get(r.template)
-        if own is None or self.given[quantity] is not None:
+        base_settings = self.at_base.get(r.template)
+        if base_settings is None or self.given[quantity] is not None:
             return tuned.get(quantity, 0.0)
-        value = getattr(own, quantity)
+        value = getattr(base_settings, quantity)
         return tuned.get(quantity, 0.0) if value is None else float(value)
 
     def departures(self, tuned: Mapping[str, float], folds: Mapping[str, float]) -> Iterator[Departure]:
@@ -364,10 +364,10 @@ class _Subject:
             pairs: list[tuple[Quantity, float | None]] = [("lr", s.lr)]
             pairs += [] if coupled else [("weight_decay", s.weight_decay)]
             pairs += [("eps", s.eps)] if "eps" in tuned else []
-            for quantity, found in pairs:
+            for quantity, actual in pairs:
                 expected = [base[quantity] * getattr(f, quantity) for f in ways]
-                if found is not None and not any(_near(e, found) for e in expected):
-                    yield Departure(name, r.role, quantity, expected[0], found)
+                if actual is not None and not any(_near(e, actual) for e in expected):
+                    yield Departure(name, r.role, quantity, expected[0], actual)
             if self.check_init and s.std is not None and not r.part.kept:
                 entries = min(s.entries, self.at_base[r.template].entries if r.template in self.at_base else s.entries)
                 found_by_way = [
@@ -441,12 +441,12 @@ class _Subject:
 
 
 def _compare_init(
-    r: Resolved, parameter: torch.Tensor, found: float, expected: float, c: float, entries: int
+    r: Resolved, parameter: torch.Tensor, actual: float, expected: float, c: float, entries: int
 ) -> Iterator[Departure]:
     if r.role.trait.start == "random":
         sampling = 5 / math.sqrt(entries)  # five standard errors of the ratio of two measured stds
-        if (abs(found / expected - 1) > sampling + 0.01) if expected else found:
-            yield Departure(r.name, r.role, "init", expected, found)
+        if (abs(actual / expected - 1) > sampling + 0.01) if expected else actual:
+            yield Departure(r.name, r.role, "init", expected, actual)
         return
     start = r.part.folded(r.part.start, c)
     values = parameter.detach().float()
@@ -479,9 +479,11 @@ def _near(a: float, b: float, tolerance: float = EXACT) -> bool:
     return math.isclose(a, b, rel_tol=tolerance)
 
 
-def _missing_multipliers(scaling: Scaling, own: OwnFactors) -> tuple[Mapping[str, float], list[Departure], Notes]:
+def _missing_multipliers(
+    scaling: Scaling, own_factors: OwnFactors
+) -> tuple[Mapping[str, float], list[Departure], Notes]:
     """(what the weights would have to hold because the forward pass lacks it, departures, what was not checked)."""
-    here, at_base = own.here_or_reduced, own.at_base
+    here, at_base = own_factors.here_or_reduced, own_factors.at_base
     if here is None:
         return {}, [], ("the multipliers of the forward pass",)
     template = scaling.anatomy.template
@@ -506,22 +508,22 @@ def _missing_multipliers(scaling: Scaling, own: OwnFactors) -> tuple[Mapping[str
         for m in scaling.multipliers
         if m.factor != 1.0 and m.kind in ("branch", "logits") and not any(s in relative for s in m.modules)
     ]
-    if not here.attentions and _heads_may_have_grown(scaling, own):
+    if not here.attentions and _heads_may_have_grown(scaling, own_factors):
         unchecked.append("the scale on q·k, since no attention was seen in the forward pass")
     folds = with_folds(scaling.parameters, lacking, scaling.anatomy)
     return {name: r.fold for name, r in folds.items()}, wrong, tuple(unchecked)
 
 
-def _heads_may_have_grown(scaling: Scaling, own: OwnFactors) -> bool:
+def _heads_may_have_grown(scaling: Scaling, own_factors: OwnFactors) -> bool:
     """True if the model has attention, and its attributes do not say that its heads are as large as the base's."""
-    if not any("attention" in type(m).__name__.lower() for m in own.model.modules()):
+    if not any("attention" in type(m).__name__.lower() for m in own_factors.model.modules()):
         return False
-    if own.base.model is None:
+    if own_factors.base.model is None:
         return True
     template, stack_of = scaling.anatomy.template, scaling.anatomy.stack_of
 
     def sizes(model: nn.Module, width: int) -> dict[str, int]:
         return {template(n): size for n, size in named_heads(model, width, lambda name: stack_of(name) is not None)}
 
-    here = sizes(own.model, scaling.target.width)
-    return not here or here != sizes(own.base.model, scaling.base.width)
+    here = sizes(own_factors.model, scaling.target.width)
+    return not here or here != sizes(own_factors.base.model, scaling.base.width)

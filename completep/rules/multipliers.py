@@ -73,13 +73,13 @@ class ScaleInput:
 
 
 def install(model: nn.Module, multipliers: tuple[Multiplier, ...]) -> None:
-    own: tuple[Multiplier, ...] = ()
+    by_model: tuple[Multiplier, ...] = ()
     if isinstance(model, KnowsMultipliers):
-        own = tuple(next(m for m in multipliers if m.kind == kind) for kind in ("branch", "logits"))
-        model.set_multipliers(branch=own[0].factor, logits=own[1].factor)
+        by_model = tuple(next(m for m in multipliers if m.kind == kind) for kind in ("branch", "logits"))
+        model.set_multipliers(branch=by_model[0].factor, logits=by_model[1].factor)
     modules = {plain(name): module for name, module in model.named_modules()}
     for m in multipliers:
-        if m in own or m.factor == 1.0:
+        if m in by_model or m.factor == 1.0:
             continue
         for name in m.modules:
             if m.kind == "logits":
@@ -101,8 +101,8 @@ def remove(model: nn.Module) -> None:
 
 
 def installed(model: nn.Module) -> bool:
-    own = isinstance(model, KnowsMultipliers) and model.get_multipliers() != (1.0, 1.0)
-    return own or any(True for _ in _hooks(model))
+    by_model = isinstance(model, KnowsMultipliers) and model.get_multipliers() != (1.0, 1.0)
+    return by_model or any(True for _ in _hooks(model))
 
 
 def _hooks(model: nn.Module) -> Iterator[tuple[dict[int, Any], int, dict[int, bool]]]:

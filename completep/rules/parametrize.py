@@ -64,11 +64,12 @@ def parametrize(
 ) -> Scaling:
     """Give `model` the scaling that `rules` prescribe for its size relative to `base`.
 
-    A base factory is called twice: once on the meta device and once for real. The real copy is run three times, and
-    twice more for each kind of branch, to find and prove the roles: seven times for attention and MLP. Then copies of
-    the base and of your model are run once each, to measure the factors that they already contain. For a model on the
-    meta device or with more than 100M parameters this is a reduced copy, with one block of each kind. If the base is a
-    Shape, a copy of your model is run instead. `Scaling.unchecked` says what could not be checked.
+    A base factory is called twice: on the meta device, which shows its size and takes no memory, and for real if it has
+    at most 300M parameters. The real copy is run three times, and twice more for each kind of branch, to find and prove
+    the roles: seven times for attention and MLP. Then copies of the base and of your model are run once each, to
+    measure the factors that they already contain. For a model on the meta device or with more than 100M parameters
+    this is a reduced copy, with one block of each kind. If the base is a Shape, a copy of your model is run instead.
+    `Scaling.unchecked` says what could not be checked.
 
     Args:
         model: your model, on any device, including the meta device.
@@ -82,10 +83,10 @@ def parametrize(
         tuned: what `tune` found (tuned.json). `init_` and `param_groups` then take its values where you give none, and
             another base or other rules than it was tuned with are refused.
     """
-    found = None if tuned is None else read_tuned(tuned)
+    tuned_values = None if tuned is None else read_tuned(tuned)
     scaling = _prepare(model, base, rules, style, Hints(roles, writers, example, specimen))
-    if found is not None:
-        scaling.take(found)
+    if tuned_values is not None:
+        scaling.take(tuned_values)
     for line in scaling.unchecked:
         warnings.warn(f"not checked: {line}", stacklevel=2)
     watch_loads(scaling.model)
@@ -127,11 +128,11 @@ def _prepare(model: nn.Module, base: BaseLike, rules: Rules | str, style: Style,
     if isinstance(model, nn.Module) and multipliers.installed(unwrap(model)):
         what = "this model is parametrized already: its multipliers would act twice"
         raise UserError(what, fix="build a new model; to see what was done to this one, use scaling.explain()")
-    scaling, own = resolve(model, base, rules, hints)
-    refuse_own_multipliers(own)
+    scaling, own_factors = resolve(model, base, rules, hints)
+    refuse_own_multipliers(own_factors)
     multipliers.refuse_style(style, scaling.model, scaling.multipliers)
-    unchecked = (*scaling.anatomy.unchecked, *dict.fromkeys(own.unchecked))
-    return replace(scaling, unchecked=unchecked, origin=_origin(scaling, own.base))
+    unchecked = (*scaling.anatomy.unchecked, *dict.fromkeys(own_factors.unchecked))
+    return replace(scaling, unchecked=unchecked, origin=_origin(scaling, own_factors.base))
 
 
 def _origin(scaling: Scaling, base: Base) -> Origin:
@@ -158,7 +159,7 @@ def resolve(model: nn.Module, base: BaseLike, rules: Rules | str, hints: Hints) 
         specimen = choose_specimen(model, tuned, hints.specimen)
         roles = {**rules.named_roles, **(hints.roles or {})}
         anatomy = examine(specimen, example=hints.example, patterns=roles, writers=writers)
-    own = OwnFactors(model, tuned, anatomy, hints.example)
+    own_factors = OwnFactors(model, tuned, anatomy, hints.example)
     ratios = Ratios(anatomy, *_shapes(model, tuned, anatomy))
     parameters = {}
     _refuse_absent_rows(rules, anatomy)
@@ -167,13 +168,13 @@ def resolve(model: nn.Module, base: BaseLike, rules: Rules | str, hints: Hints) 
         place = (name, anatomy.template(name), anatomy.part(name), shape)
         muon = _muon_factor(name, ratios)
         parameters[name] = Resolved(*place, *ratios.of(name), muon=muon, width=ratios.m_N, further=further)
-    placed = tuple(place_multipliers(own, parameters, ratios, rules))
+    placed = tuple(place_multipliers(own_factors, parameters, ratios, rules))
     buffers = tuple(name for name, b in model.named_buffers() if b.is_meta)
     with_c = with_folds(parameters, placed, anatomy)
     shapes = (ratios.base, ratios.target)
     assumed = frozenset(name for name in parameters if ratios.is_assumed(name))
     scaling = Scaling(model, rules, "multiplier", *shapes, anatomy, with_c, placed, assumed, buffers)
-    return replace(scaling, constructed=_constructed(model, with_c)), own
+    return replace(scaling, constructed=_constructed(model, with_c)), own_factors
 
 
 def _constructed(model: nn.Module, parameters: Table) -> dict[str, torch.Tensor]:

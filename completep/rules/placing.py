@@ -21,10 +21,10 @@ Table = Mapping[str, Resolved]
 MEASURED = 2e-2  # accuracy of a factor in a forward pass, through a soft-cap
 
 
-def place_multipliers(own: OwnFactors, parameters: Table, ratios: Ratios, rules: Rules) -> list[Multiplier]:
+def place_multipliers(own_factors: OwnFactors, parameters: Table, ratios: Ratios, rules: Rules) -> list[Multiplier]:
     """The multipliers of this model, with every module that they act on."""
     anatomy = ratios.anatomy
-    modules = [plain(name) for name, _ in own.model.named_modules()]
+    modules = [plain(name) for name, _ in own_factors.model.named_modules()]
 
     def multiplier(kind: Kind, factor: float, sites: set[str | None], names: set[str]) -> Multiplier:
         hooked = () if None in sites else tuple(n for n in modules if anatomy.template(n) in sites)
@@ -46,11 +46,11 @@ def place_multipliers(own: OwnFactors, parameters: Table, ratios: Ratios, rules:
         placed.append(multiplier("logits", rules.logits(parameters[weight].m_N), {o.module for o in same}, holders))
     placed += [
         multiplier("embedding", factor, {table.rpartition(".")[0]}, _beside(table, parameters))
-        for table, factor in _embedding_factors(own, ratios, rules).items()
+        for table, factor in _embedding_factors(own_factors, ratios, rules).items()
     ]
-    if own.base.model is not None:
-        placed += _attention_multipliers(own, parameters, ratios, rules)
-    own.unchecked += _unknown_growth(own, ratios, rules)
+    if own_factors.base.model is not None:
+        placed += _attention_multipliers(own_factors, parameters, ratios, rules)
+    own_factors.unchecked += _unknown_growth(own_factors, ratios, rules)
     return placed
 
 
@@ -69,13 +69,15 @@ def _count_sites(stack: Stack, branches: Sequence[Site], parameters: Table) -> i
     return len(sites)
 
 
-def _attention_multipliers(own: OwnFactors, parameters: Table, ratios: Ratios, rules: Rules) -> list[Multiplier]:
+def _attention_multipliers(
+    own_factors: OwnFactors, parameters: Table, ratios: Ratios, rules: Rules
+) -> list[Multiplier]:
     """Factors on the queries where the model's own scale on q·k does not grow as the rules want."""
     if rules.attention == ONE:
         return []
-    here, at_base = own.here_or_reduced, own.at_base
+    here, at_base = own_factors.here_or_reduced, own_factors.at_base
     measured = {} if here is None or at_base is None else here.attentions
-    _refuse_unmeasured_heads(own, ratios, {ratios.anatomy.template(name) for name in measured})
+    _refuse_unmeasured_heads(own_factors, ratios, {ratios.anatomy.template(name) for name in measured})
     placed: dict[float, Multiplier] = {}
     for name, attention in measured.items():
         there = at_base.attentions.get(ratios.anatomy.template(name)) if at_base is not None else None
@@ -87,7 +89,7 @@ def _attention_multipliers(own: OwnFactors, parameters: Table, ratios: Ratios, r
             continue
         if attention.query is None:
             raise _no_place(attention, there)
-        sites = _query_sites(attention.query, own)
+        sites = _query_sites(attention.query, own_factors)
         m = placed.get(factor, Multiplier("attention", factor, (), ()))
         names = [name for name in parameters if name.rpartition(".")[0] in sites]
         modules = tuple(dict.fromkeys((*m.modules, *sites)))
@@ -95,9 +97,9 @@ def _attention_multipliers(own: OwnFactors, parameters: Table, ratios: Ratios, r
     return list(placed.values())
 
 
-def _unknown_growth(own: OwnFactors, ratios: Ratios, rules: Rules) -> Iterator[str]:
+def _unknown_growth(own_factors: OwnFactors, ratios: Ratios, rules: Rules) -> Iterator[str]:
     """What may have grown in another way than the rules assume, and products of activations that they cannot scale."""
-    here, at_base, template = own.here_or_reduced, own.at_base, own.anatomy.template
+    here, at_base, template = own_factors.here_or_reduced, own_factors.at_base, own_factors.anatomy.template
     if ratios.m_N == 1:
         return
     factory = "a Shape does not say: pass base as a factory"
@@ -105,7 +107,7 @@ def _unknown_growth(own: OwnFactors, ratios: Ratios, rules: Rules) -> Iterator[s
         yield f"whether {some(assumed)} grow with the width, as is assumed; {factory}"
     if here is None or rules.attention == ONE:
         return
-    if own.base.model is None and (here.attentions or here.unmeasured):
+    if own_factors.base.model is None and (here.attentions or here.unmeasured):
         yield f"the scale on q·k and how large the heads of the base are, which {factory}"
     there = {} if at_base is None else at_base.unmeasured
     for name, size in {template(n): size for n, size in here.unmeasured.items()}.items():
@@ -125,24 +127,24 @@ def _no_place(here: Attention, there: Attention) -> UserError:
     return UserError(what, fix="use one scale for one head size")
 
 
-def _query_sites(query: str, own: OwnFactors) -> list[str]:
+def _query_sites(query: str, own_factors: OwnFactors) -> list[str]:
     """The module that makes the queries, and its counterparts if only one block was run."""
-    template = own.anatomy.template
-    names = [plain(name) for name, _ in own.model.named_modules()]
-    return [query] if own.is_whole else [name for name in names if template(name) == template(query)]
+    template = own_factors.anatomy.template
+    names = [plain(name) for name, _ in own_factors.model.named_modules()]
+    return [query] if own_factors.is_whole else [name for name in names if template(name) == template(query)]
 
 
-def _refuse_unmeasured_heads(own: OwnFactors, ratios: Ratios, measured: set[str]) -> None:
+def _refuse_unmeasured_heads(own_factors: OwnFactors, ratios: Ratios, measured: set[str]) -> None:
     """An attention that grew, by its attributes, but that the forward pass did not show."""
-    assert own.base.model is not None
+    assert own_factors.base.model is not None
     anatomy = ratios.anatomy
 
     def heads(model: nn.Module, width: int) -> dict[str, tuple[str, int]]:
-        found = list(named_heads(model, width, lambda name: anatomy.stack_of(plain(name)) is not None))
-        return {anatomy.template(plain(name)): (plain(name), size) for name, size in reversed(found)}
+        sizes = list(named_heads(model, width, lambda name: anatomy.stack_of(plain(name)) is not None))
+        return {anatomy.template(plain(name)): (plain(name), size) for name, size in reversed(sizes)}
 
-    at_base = heads(own.base.model, ratios.base.width)
-    for template, (name, size) in heads(own.model, ratios.target.width).items():
+    at_base = heads(own_factors.base.model, ratios.base.width)
+    for template, (name, size) in heads(own_factors.model, ratios.target.width).items():
         seen = any(site == template or site.startswith(f"{template}.") for site in measured)
         if not seen and template in at_base and at_base[template][1] != size:
             there = at_base[template][1]
@@ -150,15 +152,15 @@ def _refuse_unmeasured_heads(own: OwnFactors, ratios: Ratios, measured: set[str]
             raise UserError(what, fix=f"keep the head size at {there} and use more heads")
 
 
-def _embedding_factors(own: OwnFactors, ratios: Ratios, rules: Rules) -> dict[str, float]:
+def _embedding_factors(own_factors: OwnFactors, ratios: Ratios, rules: Rules) -> dict[str, float]:
     """What takes the width out of factors that the model itself puts on its embeddings, such as Gemma's sqrt(N)."""
     if rules.embedding == ONE:
         return {}
     factors: dict[str, float] = {}
-    here, at_base = own.here_or_reduced, own.at_base
+    here, at_base = own_factors.here_or_reduced, own_factors.at_base
     for table, scale in ratios.anatomy.tables.items():
-        if here is None or at_base is None or own.guessed_buffers:
-            exponent = _assumed_exponent(table, scale, ratios, own)
+        if here is None or at_base is None or own_factors.guessed_buffers:
+            exponent = _assumed_exponent(table, scale, ratios, own_factors)
         else:
             exponent = _measured_exponent(table, here.tables[table], at_base.tables[table], ratios)
         if exponent:
@@ -185,27 +187,27 @@ def _measured_exponent(table: str, here: float, at_base: float, ratios: Ratios) 
     return exponent
 
 
-def _assumed_exponent(table: str, scale: float, ratios: Ratios, own: OwnFactors) -> float:
+def _assumed_exponent(table: str, scale: float, ratios: Ratios, own_factors: OwnFactors) -> float:
     """One number cannot distinguish sqrt(N) from a constant that happens to be equal, so this is an assumption."""
     is_root = scale > 1.01 and abs(scale / math.sqrt(ratios.anatomy.specimen_width) - 1) < 1e-2
     if not abs(scale - 1) <= 1e-3:
         assumed = "the square root of its width" if is_root else "a constant"
-        own.unchecked.append(f"the factor {scale:.4g} on '{table}', which is assumed to be {assumed}")
+        own_factors.unchecked.append(f"the factor {scale:.4g} on '{table}', which is assumed to be {assumed}")
     return 0.5 if is_root else 0.0
 
 
-def refuse_own_multipliers(own: OwnFactors) -> None:
+def refuse_own_multipliers(own_factors: OwnFactors) -> None:
     """A model that already scales its branches or logits with its size would be scaled twice."""
-    here, at_base = own.here_or_reduced, own.at_base
+    here, at_base = own_factors.here_or_reduced, own_factors.at_base
     for name, value in ({} if here is None else here.sites).items():
         if at_base is None:
             if not abs(value - 1) <= MEASURED:
-                place = own.anatomy.template(name)
-                own.unchecked.append(
+                place = own_factors.anatomy.template(name)
+                own_factors.unchecked.append(
                     f"whether the factor {value:.4g} on '{place}' is the same at the base, which was not run"
                 )
             continue
-        expected = at_base.sites[own.anatomy.template(name)]
+        expected = at_base.sites[own_factors.anatomy.template(name)]
         if not abs(value - expected) <= MEASURED * abs(expected):
             sizes = f"{expected:.4g} at the base, {value:.4g} here"
             what = f"the model itself multiplies '{name}' by a factor that depends on its size: {sizes}"

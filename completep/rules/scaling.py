@@ -260,8 +260,8 @@ class Scaling:
         groups: list[dict[str, object]] = []
         for key, names in members.items():
             roles_in_group = list(dict.fromkeys(str(self.parameters[n].role) for n in names))
-            own = {"params": [tensors[n] for n in names], "roles": roles_in_group, "names": names}
-            groups.append({**own, **settings[key], **more})
+            contents = {"params": [tensors[n] for n in names], "roles": roles_in_group, "names": names}
+            groups.append({**contents, **settings[key], **more})
         self._warn_of_constructor_weights(tensors)
         return groups
 
@@ -440,8 +440,8 @@ class Scaling:
             rows.append(Row(name, str(r.role), r.shape, r.m_N, r.m_L, *settings, *origin))
         model, rules = type(self.model).__name__, self.rules
         sizes = (self.base, self.target, self.m_N, self.m_L)
-        found = (self.factors(), tuple(rows), self.unchecked)
-        return Explanation(model, rules.key, rules.name, self.style, *sizes, *found)
+        contents = (self.factors(), tuple(rows), self.unchecked)
+        return Explanation(model, rules.key, rules.name, self.style, *sizes, *contents)
 
 
 def _check(name: str, value: float) -> float:

@@ -56,6 +56,11 @@ class Role(StrEnum):
         return TRAITS[self]
 
 
+# Which models of the reference decoder have parameters of a role: none, all, or those with biases, with QK norms, with
+# experts, or with a readout that is not the embedding.
+InDecoder = Literal["never", "always", "bias", "qk_norm", "experts", "untied"]
+
+
 @dataclass(frozen=True)
 class Trait:
     """What holds for every parameter of a role, whatever the parameterization."""
@@ -77,24 +82,32 @@ class Trait:
     shared: bool = False  # by all heads, whose gradients cancel at init and align in training
     routed: bool = False  # it has a part per expert, which sees only the tokens that a router sends to it
     bare: bool = False  # no module holds it, so its gradient is watched where it meets an activation
+    fixed_outputs: bool = False  # it does not grow with the width: a router has one output per expert
+    in_decoder: InDecoder = "never"
 
 
 TRAITS: Mapping[Role, Trait] = {
-    Role.EMBEDDING: Trait("model", start="random", decayed=True, matrix=True, table=True),
+    Role.EMBEDDING: Trait("model", start="random", decayed=True, matrix=True, table=True, in_decoder="always"),
     Role.EMBEDDING_BIAS: Trait("model"),
-    Role.HIDDEN: Trait("matrix", start="random", decayed=True, matrix=True, inside=True),
-    Role.EXPERT: Trait("matrix", start="random", decayed=True, matrix=True, inside=True, routed=True),
-    Role.ROUTER: Trait("matrix", start="random", decayed=True, matrix=True, inside=True),
-    Role.HIDDEN_BIAS: Trait("vector", inside=True),
-    Role.BLOCK_NORM: Trait("vector", inside=True),
+    Role.HIDDEN: Trait("matrix", start="random", decayed=True, matrix=True, inside=True, in_decoder="always"),
+    Role.EXPERT: Trait(
+        "matrix", start="random", decayed=True, matrix=True, inside=True, routed=True, in_decoder="experts"
+    ),
+    Role.ROUTER: Trait(
+        "matrix", start="random", decayed=True, matrix=True, inside=True, fixed_outputs=True, in_decoder="experts"
+    ),
+    Role.HIDDEN_BIAS: Trait("vector", inside=True, in_decoder="bias"),
+    Role.BLOCK_NORM: Trait("vector", inside=True, in_decoder="always"),
     Role.BLOCK_TABLE: Trait("vector", start="random", decayed=True, matrix=True, table=True, inside=True),
     Role.BLOCK_VECTOR: Trait("vector", inside=True, bare=True),
-    Role.QK_NORM: Trait("fixed", inside=True, shared=True),
+    Role.QK_NORM: Trait("fixed", inside=True, shared=True, in_decoder="qk_norm"),
     Role.STREAM_SCALE: Trait("fixed", bare=True, layered=True),
-    Role.FINAL_NORM: Trait("vector", acts_on="logits"),
+    Role.FINAL_NORM: Trait("vector", acts_on="logits", in_decoder="always"),
     Role.HEAD: Trait("matrix", start="random", decayed=True, matrix=True, acts_on="logits"),
     Role.HEAD_BIAS: Trait("vector", acts_on="logits"),
-    Role.UNEMBEDDING: Trait("readout", start="random", decayed=True, matrix=True, acts_on="logits"),
+    Role.UNEMBEDDING: Trait(
+        "readout", start="random", decayed=True, matrix=True, acts_on="logits", in_decoder="untied"
+    ),
     Role.UNEMBEDDING_BIAS: Trait("fixed", acts_on="logits"),
 }
 

@@ -14,7 +14,15 @@ from completep.measure.words import Word
 from completep.rules.table import display_name
 from completep.studies import lr_transfer
 from completep.studies.design import UNSEEN, Agreement, Experiment, Outcome, Sweep
-from completep.studies.judging import COMPETITIVE, TELL, Transfers, finished, log2_text, transfer_frame, transfers_of
+from completep.studies.judging import (
+    COMPETITIVE,
+    SEED_NOISE,
+    Transfers,
+    finished,
+    log2_text,
+    transfer_frame,
+    transfers_of,
+)
 from completep.studies.result import StudyResult
 from completep.studies.run import conclude_sweep
 from completep.studies.scale import LAPTOP
@@ -52,11 +60,11 @@ def best_tried(runs: pl.DataFrame) -> float:
 
 def at_tuned(t: Transfer, ended: pl.DataFrame, tuned: float) -> Transfer:
     """The same comparison at the value that was tried, with a word that one seed can bear."""
-    own = ended.filter(pl.col("rules") == t.rules)
+    of_rules = ended.filter(pl.col("rules") == t.rules)
 
     def here(depth: int) -> tuple[float, float]:
         """(loss with the tuned η, lowest loss)."""
-        runs = own.filter(pl.col("depth") == depth)
+        runs = of_rules.filter(pl.col("depth") == depth)
         lowest = runs["loss"].fill_nan(math.inf).min()
         used = runs.filter(pl.col("lr") == tuned)["loss"].fill_nan(math.inf)
         return float(used[0]) if len(used) else math.nan, float(lowest)  # type: ignore[arg-type]
@@ -76,7 +84,7 @@ def at_tuned(t: Transfer, ended: pl.DataFrame, tuned: float) -> Transfer:
 def one_seed_word(change: float, regret: float) -> tuple[Word, str]:
     """PASS if the deeper model is better than the base by more than seeds differ, and no tried η is much better."""
     why = f"{percent(change)} than the base; the best η there is {regret:.1f} % better"
-    return ("PASS" if change < -TELL and regret <= 100 * COMPETITIVE else "FAIL"), why
+    return ("PASS" if change < -SEED_NOISE and regret <= 100 * COMPETITIVE else "FAIL"), why
 
 
 def percent(change: float) -> str:
@@ -99,7 +107,7 @@ DEMO: Sweep[Transfers] = replace(
     claim="Under CompleteP it does. Under SP and muP it does not.",
     decision=(
         "The losses of one seed at the tried η that is best at the base. PASS if the deepest model is more than "
-        f"{100 * TELL:g} % better than the base (seeds differ by about as much), and no tried η is more than "
+        f"{100 * SEED_NOISE:g} % better than the base (seeds differ by about as much), and no tried η is more than "
         f"{100 * COMPETITIVE:g} % better there. Agrees if CompleteP passes and SP/muP does not."
     ),
     find=find,

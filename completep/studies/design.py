@@ -20,6 +20,7 @@ from completep.errors import UserError
 from completep.measure.words import Progress
 from completep.report.document import Figure
 from completep.rules.table import rules_named
+from completep.stats import mean_loss
 from completep.studies.scale import Scale, ScaleName
 from completep.sweep.store import Store
 from completep.sweep.task import Point, Trial, Value
@@ -136,10 +137,10 @@ class Experiment:
         fixed = {name: values[0] for name, values in tuning.items() if len(values) == 1}
         return replace(self, axes=axes, tuning=tuning).tuned_to(fixed)
 
-    def tuned_to(self, found: Mapping[str, Value]) -> "Experiment":
+    def tuned_to(self, tuned_values: Mapping[str, Value]) -> "Experiment":
         """With what was found at the base, or given."""
-        left = {name: values for name, values in self.tuning.items() if name not in found}
-        numbers = {name.removeprefix(BASE_PREFIX): float(value) for name, value in found.items()}
+        left = {name: values for name, values in self.tuning.items() if name not in tuned_values}
+        numbers = {name.removeprefix(BASE_PREFIX): float(value) for name, value in tuned_values.items()}
         return replace(self, scale=replace(self.scale, **numbers), tuning=left)  # type: ignore[arg-type]
 
 
@@ -231,10 +232,10 @@ class Sweep(Study, Generic[Detail]):
         results = store.results(trial.task for trial in trials)
         if not trials or any(trial.task.id not in results for trial in trials):
             return experiment, pl.DataFrame()
-        found = (trial.task.loss(results[trial.task.id]) for trial in trials)
-        losses = [{**t.point, "loss": math.inf if x is None else x} for t, x in zip(trials, found, strict=True)]
+        trial_losses = (trial.task.loss(results[trial.task.id]) for trial in trials)
+        losses = [{**t.point, "loss": math.inf if x is None else x} for t, x in zip(trials, trial_losses, strict=True)]
         frame = pl.DataFrame(losses, infer_schema_length=None)
-        means = frame.group_by(*experiment.tuning, maintain_order=True).agg(pl.col("loss").mean())
+        means = mean_loss(frame, *experiment.tuning)
         best = means.row(int(means["loss"].arg_min() or 0), named=True)
         return experiment.tuned_to({name: best[name] for name in experiment.tuning}), means
 
@@ -267,8 +268,8 @@ class Sweep(Study, Generic[Detail]):
     def outcome(self, experiment: Experiment, frame: pl.DataFrame) -> Outcome[Detail]:
         """What was found, as far as the number of seeds allows."""
         seeds = frame["seed"].n_unique() if "seed" in frame.columns else 1
-        found = self.find(experiment, frame)
-        return found if self.one_seed else with_seeds(found, seeds)
+        outcome = self.find(experiment, frame)
+        return outcome if self.one_seed else with_seeds(outcome, seeds)
 
     def conclude(self, experiment: Experiment, frame: pl.DataFrame) -> Conclusion:
         outcome = self.outcome(experiment, frame)

@@ -102,8 +102,8 @@ def loss_rows(frame: pl.DataFrame) -> tuple[pl.DataFrame, list[tuple[Agreement, 
     """The validation losses as rows like those of the tasks, and CompleteP's rank in them at every shape."""
     runs = frame.unique("run", maintain_order=True)
     rows, ranked = [], []
-    for (shape,), own in runs.partition_by("shape", as_dict=True).items():
-        losses = {str(rules): by_seed(part) for (rules,), part in own.partition_by("rules", as_dict=True).items()}
+    for (shape,), of_shape in runs.partition_by("shape", as_dict=True).items():
+        losses = {str(rules): by_seed(part) for (rules,), part in of_shape.partition_by("rules", as_dict=True).items()}
         ranked.append(ranking(losses, f"validation loss at {shape}"))
         for rules, of_seeds in losses.items():
             values = pl.Series(list(of_seeds.values()))
@@ -127,9 +127,9 @@ def draw(experiment: Experiment, frame: pl.DataFrame, outcome: Outcome[None]) ->
     panels: list[Panel] = []
     for shape in map(str, experiment.axes["shape"]):
         title = f"N × L = {shape.replace('x', ' × ')}"
-        hidden, own = charts.hiding("label", title), points.filter(pl.col("shape") == shape)
-        y = alt.Y("task:N", title=None, sort=own["task"].unique(maintain_order=True).to_list())
-        base = alt.Chart(own).encode(y=y, yOffset="label:N", color=colour, opacity=charts.shown(hidden))
+        hidden, of_shape = charts.hiding("label", title), points.filter(pl.col("shape") == shape)
+        y = alt.Y("task:N", title=None, sort=of_shape["task"].unique(maintain_order=True).to_list())
+        base = alt.Chart(of_shape).encode(y=y, yOffset="label:N", color=colour, opacity=charts.shown(hidden))
         x = alt.X("score:Q", title="accuracy (%)", scale=alt.Scale(zero=False))
         dots = base.mark_point(filled=True, size=60).encode(x=x, tooltip=["label:N", "task:N", "score:Q", "stderr:Q"])
         bars = base.mark_rule().encode(x="low:Q", x2="high:Q")

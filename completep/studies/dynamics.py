@@ -12,7 +12,7 @@ from completep.config import Run
 from completep.errors import UserError
 from completep.report.document import Figure
 from completep.rules.table import display_name
-from completep.stats import mean_interval
+from completep.stats import mean_interval, mean_loss
 from completep.studies.design import UNSEEN, Agreement, Experiment, Outcome, Sweep, Tuning, listed
 from completep.studies.judging import Losses, finished, gap, log2_text, mean
 from completep.studies.scale import BASE_VALUES, RULES, Scale
@@ -31,7 +31,7 @@ def find(experiment: Experiment, frame: pl.DataFrame) -> Outcome[pl.DataFrame]:
     frame = finished(frame)
     keys = ["rules", "lr", "depth"]
     ends = final_losses(frame)
-    means = frame.group_by(*keys, "step").agg(loss=pl.col("loss").mean()).sort("step")
+    means = mean_loss(frame, *keys, "step").sort("step")
     smooth = means.with_columns(loss=pl.col("loss").rolling_mean(3, min_samples=1).over(keys))
     rows = []
     for (rules, lr), part in smooth.partition_by("rules", "lr", as_dict=True).items():
@@ -52,10 +52,10 @@ def find(experiment: Experiment, frame: pl.DataFrame) -> Outcome[pl.DataFrame]:
         raise UserError("one depth has nothing to compare with", fix="give at least two, for instance depth=2,8")
     table = pl.DataFrame(rows, infer_schema_length=None).sort("lr", "rules", "shallow")
     agreement, sentence = ordering(table)
-    earlier, said = crossing(frame, float(table["lr"].min()))  # type: ignore[arg-type]
+    earlier, crossing_sentence = crossing(frame, float(table["lr"].min()))  # type: ignore[arg-type]
     if agreement == "agrees" and earlier != "earlier":
         agreement = "agrees in part" if earlier == "open" else "does not agree"
-    return Outcome(agreement, sentence + said, table, smooth)
+    return Outcome(agreement, sentence + crossing_sentence, table, smooth)
 
 
 Crossing = Literal["earlier", "open", "later"]
@@ -82,8 +82,8 @@ def crossing(frame: pl.DataFrame, lr: float) -> tuple[Crossing, str]:
 
 def behind_shares(frame: pl.DataFrame, lr: float, rules: str) -> dict[int, float]:
     """By seed: the share of records at which the deepest model's loss is above the shallowest one's."""
-    own = frame.filter((pl.col("rules") == rules) & (pl.col("lr") == lr)).sort("step")
-    smooth = own.with_columns(loss=pl.col("loss").rolling_mean(3, min_samples=1).over("depth", "seed"))
+    runs = frame.filter((pl.col("rules") == rules) & (pl.col("lr") == lr)).sort("step")
+    smooth = runs.with_columns(loss=pl.col("loss").rolling_mean(3, min_samples=1).over("depth", "seed"))
     shallow, deep = (smooth.filter(pl.col("depth") == getattr(pl.col("depth"), end)()) for end in ("min", "max"))
     both = shallow.join(deep, on=["seed", "step"], suffix="_deep")
     behind = both.group_by("seed").agg(share=(pl.col("loss") <= pl.col("loss_deep")).mean())
@@ -136,8 +136,8 @@ def draw(experiment: Experiment, frame: pl.DataFrame, outcome: Outcome[pl.DataFr
         panels: list[Panel] = []
         for rules in map(str, experiment.axes["rules"]):
             y = charts.y_axis("loss", None if panels else "training loss (nats per token)", domain=span)
-            own = part.filter(pl.col("rules") == rules)
-            panels.append(charts.lines(own, x, y, colour, "depth", display_name(rules), tips, points=False))
+            of_rules = part.filter(pl.col("rules") == rules)
+            panels.append(charts.lines(of_rules, x, y, colour, "depth", display_name(rules), tips, points=False))
         title = f"Training loss at η = 2^{math.log2(lr):g}"
         figures.append(Figure(f"{experiment.name}-{i + 1}", title, tuple(panels)))
     return figures

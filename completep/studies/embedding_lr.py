@@ -15,7 +15,7 @@ from completep.report.document import Figure
 from completep.rules.table import display_name
 from completep.studies.design import UNSEEN, Agreement, Experiment, Outcome, Sweep, Tuning, listed
 from completep.studies.judging import (
-    TELL,
+    SEED_NOISE,
     Losses,
     Transfers,
     by_seed,
@@ -42,7 +42,7 @@ def find(experiment: Experiment, frame: pl.DataFrame) -> Outcome[Transfers]:
     ended = finished(frame)
     transfers = transfers_of(frame, "lr", experiment.scale.base)
     widest = ended.filter(pl.col("width") == pl.col("width").max())
-    best = {str(rules): best_of(own) for (rules,), own in widest.partition_by("rules", as_dict=True).items()}
+    best = {str(rules): best_of(of_rules) for (rules,), of_rules in widest.partition_by("rules", as_dict=True).items()}
     agreement: Agreement = UNSEEN
     sentence = f"at width {widest['width'][0]}, each with its own best lr: " + ", ".join(
         f"{display_name(r)} {mean(losses):.4f} at {log2_text(lr)}" for r, (lr, losses) in best.items()
@@ -50,7 +50,7 @@ def find(experiment: Experiment, frame: pl.DataFrame) -> Outcome[Transfers]:
     if {"sp-embedding", "mup"} <= best.keys():
         behind = gap(best["mup"][1], best["sp-embedding"][1])
         sentence += f"; the raised embedding is behind muP by {100 * behind.low:+.2f} to {100 * behind.high:+.2f} %"
-        agreement = "agrees" if behind.high < TELL else "does not agree" if behind.low > TELL else UNSEEN
+        agreement = "agrees" if behind.high < SEED_NOISE else "does not agree" if behind.low > SEED_NOISE else UNSEEN
     sentence += ". " + "; ".join(transfer_sentence(t) for t in transfers)
     return Outcome(agreement, sentence, transfer_frame(transfers), transfers)
 
@@ -58,7 +58,7 @@ def find(experiment: Experiment, frame: pl.DataFrame) -> Outcome[Transfers]:
 def best_of(runs: pl.DataFrame) -> tuple[float, Losses]:
     """The lr with the lowest mean loss, and its losses by seed."""
     losses = {float(str(lr)): by_seed(part) for (lr,), part in runs.partition_by("lr", as_dict=True).items()}
-    sound = {lr: own for lr, own in losses.items() if math.isfinite(mean(own))} or losses
+    sound = {lr: of_seeds for lr, of_seeds in losses.items() if math.isfinite(mean(of_seeds))} or losses
     lr = min(sound, key=lambda value: mean(sound[value]))
     return lr, losses[lr]
 

@@ -10,7 +10,7 @@ from completep.config import Run
 from completep.errors import UserError
 from completep.report.document import Figure
 from completep.rules.table import display_name
-from completep.stats import mean_interval, sideways
+from completep.stats import mean_interval, mean_loss, sideways
 from completep.studies.design import UNSEEN, Agreement, Experiment, Outcome, Sweep, Tuning, listed
 from completep.studies.judging import finished
 from completep.studies.scale import BASE_VALUES, Scale, decades
@@ -41,12 +41,12 @@ def find(experiment: Experiment, frame: pl.DataFrame) -> Outcome[None]:
     deep = max(int(row["depth"]) for row in rows)
     deepest = {row["rules"]: row for row in rows if row["depth"] == deep}
     half = math.log10(deep / base_depth) / 2
-    said = [
+    shifts = [
         f"by {row['decades']:+.2f} ({row['low']:+.2f} to {row['high']:+.2f}) decades {word} the depth rule"
         for key, word in (("completep", "with"), ("flat-eps=1", "without"))
         if (row := deepest.get(key)) is not None
     ]
-    sentence = f"at depth {deep} the curve over ε lies {' and '.join(said)}; {-2 * half:.2f} is m_L"
+    sentence = f"at depth {deep} the curve over ε lies {' and '.join(shifts)}; {-2 * half:.2f} is m_L"
     ours, others = deepest.get("completep"), deepest.get("flat-eps=1")
     agreement: Agreement = UNSEEN
     if ours is not None and others is not None:
@@ -61,9 +61,9 @@ def moved(frame: pl.DataFrame, rules: str, base_depth: int, depth: int) -> dict[
     """The shift from the base, in decades, seed by seed; its mean with Student's interval."""
     shifts = []
     for seed in frame["seed"].unique().sort() if "seed" in frame.columns else [None]:
-        own = frame if seed is None else frame.filter(pl.col("seed") == seed)
+        of_seed = frame if seed is None else frame.filter(pl.col("seed") == seed)
         pair = [
-            own.filter((pl.col("rules") == rules) & (pl.col("depth") == d)).sort("eps") for d in (base_depth, depth)
+            of_seed.filter((pl.col("rules") == rules) & (pl.col("depth") == d)).sort("eps") for d in (base_depth, depth)
         ]
         both = (
             pair[0]
@@ -84,7 +84,7 @@ def draw(experiment: Experiment, frame: pl.DataFrame, outcome: Outcome[None]) ->
 
     from completep.report import charts
 
-    means = charts.mean_loss(frame, "rules", "depth", "eps")
+    means = mean_loss(frame, "rules", "depth", "eps").sort("rules", "depth", "eps")
     depths, values = (sorted(means[c].unique().to_list()) for c in ("depth", "eps"))
     axis = alt.Axis(values=values, format="~e", grid=False)
     x = alt.X("eps:Q", title=charts.SYMBOLS["eps"], scale=alt.Scale(type="log"), axis=axis)

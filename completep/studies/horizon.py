@@ -8,6 +8,7 @@ from completep import paper
 from completep.config import Run
 from completep.report.document import Figure
 from completep.rules.table import display_name
+from completep.stats import mean_loss
 from completep.studies.design import Experiment, Outcome, Sweep, Tuning, listed
 from completep.studies.judging import by_seed, combined, finished, ranking
 from completep.studies.scale import BASE_VALUES, RULES, Scale, base_shape, octaves, read_shape, shape_words
@@ -22,7 +23,7 @@ def run(scale: Scale, point: Point) -> Run:
 
 def find(experiment: Experiment, frame: pl.DataFrame) -> Outcome[None]:
     ended = finished(frame)
-    table = ended.group_by("width", "depth", "rules", maintain_order=True).agg(loss=pl.col("loss").mean())
+    table = mean_loss(ended, "width", "depth", "rules")
     ranked = [
         ranking(
             {str(r): by_seed(runs) for (r,), runs in part.partition_by("rules", as_dict=True).items()}, f"{w} × {d}"

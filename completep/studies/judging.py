@@ -15,7 +15,7 @@ from completep.rules.table import display_name
 from completep.stats import LEVEL, Interval, mean_interval
 from completep.studies.design import UNSEEN, Agreement, Experiment, Outcome
 
-TELL = 0.005  # of the loss: with one seed, closer losses are not told apart, since seeds differ by about as much
+SEED_NOISE = 0.005  # of the loss: with one seed, closer losses are not told apart, since seeds differ by about as much
 COMPETITIVE = 0.01  # of the loss: the paper's own margin for a good shape
 
 
@@ -49,7 +49,7 @@ def by_seed(runs: pl.DataFrame) -> Losses:
 
 def gap(ours: Losses, others: Losses, tests: int = 1) -> Interval:
     """log(others / ours), from the seeds that both have: Student's interval of the mean, corrected for the number of
-    tests (Bonferroni). With one seed, the difference give or take `TELL`.
+    tests (Bonferroni). With one seed, the difference give or take `SEED_NOISE`.
     """
     lost, theirs = (not all(map(math.isfinite, x.values())) for x in (ours, others))
     if lost or theirs:
@@ -58,7 +58,7 @@ def gap(ours: Losses, others: Losses, tests: int = 1) -> Interval:
     changes = [math.log(others[seed] / ours[seed]) for seed in ours if seed in others]
     if len(changes) < 2:
         change = changes[0] if changes else math.log(mean(others) / mean(ours))
-        return Interval(change - TELL, change + TELL)
+        return Interval(change - SEED_NOISE, change + SEED_NOISE)
     interval = mean_interval(changes, 1 - (1 - LEVEL) / tests)
     assert interval is not None
     return interval

@@ -31,19 +31,19 @@ def find(experiment: Experiment, frame: pl.DataFrame) -> Outcome[Transfers]:
     deepest = max((s.shape.depth for t in transfers for s in t.shapes), default=base_depth)
     losses = {t.rules: known_loss(t, longest, deepest) for t in transfers}
     agreement, sentence = ranking(losses, f"with the base's best η at depth {deepest}")
-    flatter, said = less_sensitive(frame, transfers[0].base.depth)
+    flatter, sensitivity = less_sensitive(frame, transfers[0].base.depth)
     if agreement == "agrees" and flatter != "agrees":
         agreement = "agrees in part"
-    return Outcome(agreement, sentence + said, transfer_frame(transfers), transfers)
+    return Outcome(agreement, sentence + sensitivity, transfer_frame(transfers), transfers)
 
 
 def less_sensitive(frame: pl.DataFrame, depth: int) -> tuple[Agreement, str]:
     """Finding 3: at the base, what an octave away from the best η costs, after few and after many tokens."""
     costs = {}
     for (tpp,), part in finished(frame).partition_by("tpp", as_dict=True).items():
-        own = part.filter((pl.col("depth") == depth) & (pl.col("rules") == "completep"))
+        at_base = part.filter((pl.col("depth") == depth) & (pl.col("rules") == "completep"))
         costs[float(str(tpp))] = {
-            seed: octave_cost(own.filter(pl.col("seed") == seed)) for seed in own["seed"].unique()
+            seed: octave_cost(at_base.filter(pl.col("seed") == seed)) for seed in at_base["seed"].unique()
         }
     if len(costs) < 2:
         return UNSEEN, ""
@@ -53,11 +53,11 @@ def less_sensitive(frame: pl.DataFrame, depth: int) -> tuple[Agreement, str]:
         return UNSEEN, "; whether longer runs are less sensitive to η is open, since no minimum at the base is interior"
     interval = mean_interval([short[seed] - long[seed] for seed in seeds]) if len(seeds) > 1 else None
     means = [100 * float(np.mean([x[seed] for seed in seeds])) for x in (short, long)]
-    said = f"; an octave away from the best η costs {means[0]:.2f} % at {min(costs):g} and {means[1]:.2f} % at "
-    said += f"{max(costs):g} tokens per parameter"
+    sentence = f"; an octave away from the best η costs {means[0]:.2f} % at {min(costs):g} and {means[1]:.2f} % at "
+    sentence += f"{max(costs):g} tokens per parameter"
     if interval is None or interval.low <= 0 <= interval.high:
-        return UNSEEN, said
-    return ("agrees" if interval.low > 0 else "does not agree"), said
+        return UNSEEN, sentence
+    return ("agrees" if interval.low > 0 else "does not agree"), sentence
 
 
 def octave_cost(runs: pl.DataFrame) -> float:

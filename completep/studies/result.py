@@ -11,7 +11,7 @@ import polars as pl
 
 from completep import __version__
 from completep.config import BUILTIN, Run
-from completep.report.document import Cell, Code, Document, Facts, Json, Part, Table, Text, Verdict
+from completep.report.document import Cell, Code, Document, Facts, Json, Part, Table, Text, Tone, Verdict
 from completep.report.result import Result
 from completep.rules.table import display_name
 from completep.studies.design import Agreement, Conclusion, Experiment, Study
@@ -21,6 +21,14 @@ from completep.sweep.task import Value
 from completep.units import duration, human
 
 MOST_LISTED = 2000  # rows of raw data on a page
+SHOWN: Mapping[Agreement, tuple[Tone, str]] = {  # the tone and the headline of a report
+    "agrees": ("good", "Agrees with the paper"),
+    "agrees in part": ("good", "Agrees with the paper in part"),
+    "does not agree": ("bad", "Does not agree with the paper"),
+    "cannot be seen at this scale": ("open", "Cannot be seen at this scale"),
+    "one seed cannot tell": ("open", "One seed cannot tell"),
+    "not finished": ("open", "Not finished"),
+}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -54,7 +62,7 @@ class StudyResult(Result):
     def document(self) -> Document:
         study, conclusion = self.experiment.study, self.conclusion
         parts: list[Part] = [
-            Verdict(conclusion.agreement, f"Here: {conclusion.sentence}."),
+            Verdict(conclusion.agreement, f"Here: {conclusion.sentence}.", *SHOWN[conclusion.agreement]),
             Text(f"The paper: {study.claim}"),
             Text(f"What counts as agreement: {study.decision}"),
             *conclusion.figures,

@@ -25,7 +25,7 @@ from completep.report.document import Figure
 from completep.rules.table import display_name
 from completep.stats import slope
 from completep.studies.design import UNSEEN, Agreement, Experiment, Outcome, Sweep, Tuning, listed
-from completep.studies.judging import COMPETITIVE, TELL, combined, finished
+from completep.studies.judging import COMPETITIVE, SEED_NOISE, combined, finished
 from completep.studies.scale import BASE_VALUES, RULES, Scale, base_shape, read_shape, shape_words
 from completep.sweep.task import Point
 from completep.units import human
@@ -152,11 +152,11 @@ def savings_grow(means: pl.DataFrame, base_depth: int) -> tuple[Agreement, str]:
         f"of muP's FLOPs, {100 * saved[-1]:.0f} % at depth {both['depth'][-1]}; per doubling of depth that changes by "
         f"{100 * trend.value:+.1f} ± {100 * (trend.high - trend.value):.1f} points"
     )
-    if trend.low > 0 and both["gap"][-1] > TELL:
+    if trend.low > 0 and both["gap"][-1] > SEED_NOISE:
         return "agrees", sentence
-    if trend.high < 0 or both["gap"][-1] < -TELL:
+    if trend.high < 0 or both["gap"][-1] < -SEED_NOISE:
         return "does not agree", sentence
-    return ("agrees in part" if all(both["gap"] > TELL) else UNSEEN), sentence
+    return ("agrees in part" if all(both["gap"] > SEED_NOISE) else UNSEEN), sentence
 
 
 def narrow_shapes(ranges: Mapping[tuple[str, str], ShapeRange]) -> tuple[Agreement, str]:
@@ -201,8 +201,8 @@ def draw(experiment: Experiment, frame: pl.DataFrame, outcome: Outcome[Shapes]) 
     panels: list[Panel] = []
     for size in sizes:
         y = charts.y_axis("percent", None if panels else "loss above CompleteP's law (%)")
-        own = points.filter(pl.col("size") == size).sort("ratio")
-        panels.append(charts.lines(own, x, y, colour, "label", f"{size} parameters", tips))
+        of_size = points.filter(pl.col("size") == size).sort("ratio")
+        panels.append(charts.lines(of_size, x, y, colour, "label", f"{size} parameters", tips))
     summary = (_law(points, shapes.law, colour), _savings(points, sizes), _ranges(shapes, sizes, rules, colour))
     return [
         Figure(f"{experiment.name}-1", "Which N:L is best?", tuple(panels)),

@@ -68,8 +68,8 @@ def claim(place: Path, kind: Kind) -> Iterator[int | None]:
         with lock(place.with_suffix(".lock")) as descriptor:
             yield descriptor
         return
-    with beating(place.with_suffix(".claim")) as own:
-        yield own
+    with beating(place.with_suffix(".claim")) as descriptor:
+        yield descriptor
 
 
 def is_claimed(place: Path, kind: Kind) -> bool:
@@ -79,16 +79,16 @@ def is_claimed(place: Path, kind: Kind) -> bool:
 
 @contextmanager
 def beating(path: Path) -> Iterator[int | None]:
-    own = Claim(path)
-    while not own.take():
+    claimed = Claim(path)
+    while not claimed.take():
         if not taken_over(path):
             yield None
             return
     try:
-        own.start()
-        yield own.descriptor
+        claimed.start()
+        yield claimed.descriptor
     finally:
-        own.release()
+        claimed.release()
 
 
 @dataclass

@@ -63,8 +63,8 @@ class Bracketing:
         """(the trials that were run, the tasks that failed)."""
         cost = min(trial.task.cost for trial in trials)
         small = [t.task.cost <= 1.001 * cost for t in trials]
-        start = self.walk([t for t, own in zip(trials, small, strict=True) if own])
-        self.walk([t for t, own in zip(trials, small, strict=True) if not own], start)
+        start = self.walk([t for t, is_small in zip(trials, small, strict=True) if is_small])
+        self.walk([t for t, is_small in zip(trials, small, strict=True) if not is_small], start)
         return self.done, self.failed
 
     def walk(self, trials: Sequence[Trial], start: float | None = None) -> float:

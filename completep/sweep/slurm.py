@@ -64,14 +64,14 @@ class Slurm:
         done = self.store.results(self.running.values())
         lines = {name: failure(self.store, task) for name, task in self.running.items() if name not in done}
         ended = [n for n in self.running if n in done or lines.get(n) is not None]
-        found = [Ended(self.running[name], detail=lines.get(name) or "") for name in ended]
+        reports = [Ended(self.running[name], detail=lines.get(name) or "") for name in ended]
         for name in ended:
             withdraw(self.store, self.running.pop(name))
         if ended:
             self.losses = 0
         else:
             time.sleep(seconds)
-        return found
+        return reports
 
     def _look(self) -> None:
         """Submit the workers, and again if all of them are gone."""

@@ -126,7 +126,7 @@ class Store:
     def results(self, tasks: Iterable[Named]) -> dict[str, Result]:
         """The results of many tasks, by id. The index saves reading those that have not changed since."""
         index = _read_index(self.root / INDEX)
-        found: dict[str, Result] = {}
+        results: dict[str, Result] = {}
         for task in tasks:
             path = f"{self.root}/{task.id}/{RESULT}"
             try:
@@ -134,8 +134,8 @@ class Store:
             except (FileNotFoundError, NotADirectoryError):
                 continue
             then, result = index.get(task.id, (None, {}))
-            found[task.id] = result if then == stamp else parse_result(read_text(Path(path)), Path(path))
-        return found
+            results[task.id] = result if then == stamp else parse_result(read_text(Path(path)), Path(path))
+        return results
 
     def write_index(self, tasks: Iterable[Named]) -> None:
         """Keep the results of these tasks in one file, beside what it has already. It is only a faster way to read."""

@@ -241,9 +241,9 @@ def agreed(step: int | None, device: torch.device) -> int | None:
     """The first rank's answer, on every rank."""
     if not dist.is_initialized():
         return step
-    told = torch.tensor(-1 if step is None else step, device=device)
-    dist.broadcast(told, src=0)
-    return None if told.item() < 0 else int(told.item())
+    answer = torch.tensor(-1 if step is None else step, device=device)
+    dist.broadcast(answer, src=0)
+    return None if answer.item() < 0 else int(answer.item())
 
 
 def barrier() -> None:

@@ -158,5 +158,5 @@ def _agrees() -> bool:
     plain = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=0.3).transpose(1, 2)
     ours = Attention(slopes)(qkv, 0.3)
     (expected,) = torch.autograd.grad((plain * weight).sum(), qkv)
-    (found,) = torch.autograd.grad((ours * weight).sum(), qkv)
-    return all(bool(((a - b).abs() <= TOLERANCE).all()) for a, b in ((plain, ours), (expected, found)))
+    (actual,) = torch.autograd.grad((ours * weight).sum(), qkv)
+    return all(bool(((a - b).abs() <= TOLERANCE).all()) for a, b in ((plain, ours), (expected, actual)))

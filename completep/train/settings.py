@@ -1,10 +1,10 @@
 """How a run is executed, and the corpus that it is trained on. Light to import: no torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from completep.config import BUILTIN, Data, whole
+from completep.config import BUILTIN, Data, Run, whole
 from completep.data.builtin import builtin_corpus
 from completep.data.corpus import Corpus, load_corpus
 from completep.errors import UserError
@@ -31,6 +31,13 @@ class How:
             whole("micro_batch", self.micro_batch)
         for name, least in (("replicas", 1), ("keep", 1), ("log_every", 1), ("checkpoint_every", 0)):
             whole(name, getattr(self, name), least)
+
+
+def with_data(run: Run, source: str | None = None, tokenizer: str | None = None) -> Run:
+    """The run on other data; what is None stays. Nothing is known about the content of the new data yet."""
+    if source is None and tokenizer is None:
+        return run
+    return replace(run, data=Data(source or run.data.source, tokenizer or run.data.tokenizer))
 
 
 def open_corpus(data: Data) -> Corpus:

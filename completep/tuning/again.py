@@ -19,8 +19,8 @@ def command_of(train: "str | Path | Callable[..., object]", tuning: Tuning, chan
         return [*words, str(train), *(w for name in changes if changes[name] is not None for w in flag(name, tuning))]
     words += [tuning.command or tuning.function] if not tuning.model else []
     empty = Tuning(model=GPT)
-    own = [f.name for f in fields(Tuning) if getattr(tuning, f.name) != getattr(empty, f.name)]
-    names = [name for name in own if name not in ("command", "function", "model")]
+    changed = [f.name for f in fields(Tuning) if getattr(tuning, f.name) != getattr(empty, f.name)]
+    names = [name for name in changed if name not in ("command", "function", "model")]
     return [
         *words,
         *(flag("model", tuning) if tuning.model else []),

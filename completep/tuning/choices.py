@@ -20,7 +20,7 @@ from completep.tuning.space import Dimension
 
 
 @dataclass(frozen=True)
-class ChoiceAt:
+class ShapeChoice:
     """The base's choice at one shape, beside the other choice that does best there."""
 
     shape: Shape
@@ -38,7 +38,7 @@ class ChoiceTransfer:
     hyperparameter: str
     base: Shape
     best: Value
-    shapes: tuple[ChoiceAt, ...]
+    shapes: tuple[ShapeChoice, ...]
 
     @property
     def word(self) -> Word:
@@ -46,8 +46,8 @@ class ChoiceTransfer:
 
     @property
     def why(self) -> str:
-        said = next((s for s in self.shapes if s.word == self.word and s.why), None)
-        return f"{said.shape.width} × {said.shape.depth}: {said.why}" if said else ""
+        decisive = next((s for s in self.shapes if s.word == self.word and s.why), None)
+        return f"{decisive.shape.width} × {decisive.shape.depth}: {decisive.why}" if decisive else ""
 
 
 def judge_choice(frame: pl.DataFrame, d: Dimension, base: Shape) -> ChoiceTransfer:
@@ -58,33 +58,37 @@ def judge_choice(frame: pl.DataFrame, d: Dimension, base: Shape) -> ChoiceTransf
     here = tables.pop(base)
     chosen = min(here, key=lambda v: float(np.nanmean(here[v])))
     comparisons = len(tables) * (len(d.values) - 1)
-    return ChoiceTransfer(d.name, base, chosen, tuple(_at(s, t, chosen, comparisons) for s, t in tables.items()))
+    return ChoiceTransfer(
+        d.name, base, chosen, tuple(_shape_choice(s, t, chosen, comparisons) for s, t in tables.items())
+    )
 
 
 def _by_value(frame: pl.DataFrame, d: Dimension) -> dict[Value, Floats]:
     """Log losses by seed; infinite where a run diverged, NaN where it was not done."""
     seeds = frame["seed"].unique().sort().to_list()
-    found: dict[Value, Floats] = {}
+    by_value: dict[Value, Floats] = {}
     for value, seed, loss in frame.filter(pl.col("loss").is_not_null()).select(d.name, "seed", "loss").iter_rows():
-        row = found.setdefault(value, np.full(len(seeds), np.nan))
+        row = by_value.setdefault(value, np.full(len(seeds), np.nan))
         row[seeds.index(seed)] = np.inf if np.isnan(loss) else np.log(loss)
-    return found
+    return by_value
 
 
-def _at(shape: Shape, table: dict[Value, Floats], chosen: Value, comparisons: int) -> ChoiceAt:
+def _shape_choice(shape: Shape, table: dict[Value, Floats], chosen: Value, comparisons: int) -> ShapeChoice:
     if chosen not in table or len(table) < 2:
-        return ChoiceAt(shape, chosen, np.nan, None, "INCONCLUSIVE", f"{chosen} and another value were not run here")
+        return ShapeChoice(shape, chosen, np.nan, None, "INCONCLUSIVE", f"{chosen} and another value were not run here")
     others = {v: logs for v, logs in table.items() if v != chosen}
     best = min(others, key=lambda v: float(np.nanmean(others[v])))
     if np.isinf(table[chosen]).any():
         alive = not np.isinf(others[best]).any()
         word: Word = "FAIL" if alive else "INCONCLUSIVE"
-        return ChoiceAt(shape, best, np.inf, None, word, f"{chosen} diverges here" + ("" if alive else ", as all do"))
+        return ShapeChoice(
+            shape, best, np.inf, None, word, f"{chosen} diverges here" + ("" if alive else ", as all do")
+        )
     words = [_word(table[chosen], logs, comparisons) for logs in others.values()]
     regret, interval = _percent(table[chosen], others[best], LEVEL)
     word = worst(words)
     why = {"PASS": "", "FAIL": f"{best} is better by {regret:.2g} %", "INCONCLUSIVE": "the interval is wide: add seeds"}
-    return ChoiceAt(shape, best if regret > 0 else chosen, regret, interval, word, why[word])
+    return ShapeChoice(shape, best if regret > 0 else chosen, regret, interval, word, why[word])
 
 
 def _word(ours: Floats, theirs: Floats, comparisons: int) -> Word:

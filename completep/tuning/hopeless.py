@@ -28,8 +28,8 @@ def hopeless(readings: Sequence[Reading], bar: Sequence[Reading]) -> bool:
 
 def height(curve: Sequence[Reading], step: float) -> float | None:
     """The curve between its readings; None before the first and after the last."""
-    for one, two in pairwise(curve):
-        if one.step <= step <= two.step:
-            share = (step - one.step) / (two.step - one.step) if two.step > one.step else 0.0
-            return one.loss + share * (two.loss - one.loss)
+    for left, right in pairwise(curve):
+        if left.step <= step <= right.step:
+            share = (step - left.step) / (right.step - left.step) if right.step > left.step else 0.0
+            return left.loss + share * (right.loss - left.loss)
     return None

@@ -72,7 +72,7 @@ def advise(
     }
     if base not in curves:
         return None
-    bowls = {shape: fit_bowl(*own) for shape, own in curves.items()}
+    bowls = {shape: fit_bowl(*points) for shape, points in curves.items()}
     noise, start = noise_beside_levels([losses for _, losses in curves.values()]), bowls[base]
     if noise is None or start is None or not start.interior:
         return None
@@ -91,10 +91,10 @@ def advise(
 
 def _growing(start: int) -> list[int]:
     """Numbers of seeds to try, a fifth apart: a number this large is said, not run."""
-    found = [start + 1]
-    while found[-1] < FURTHEST:
-        found.append(max(found[-1] + 1, round(1.2 * found[-1])))
-    return found
+    counts = [start + 1]
+    while counts[-1] < FURTHEST:
+        counts.append(max(counts[-1] + 1, round(1.2 * counts[-1])))
+    return counts
 
 
 @dataclass(frozen=True)

@@ -44,10 +44,10 @@ class Prepared:
 
     def trial(self, shape: Shape, values: Mapping[str, Value], seed: int) -> Trial:
         """A run, and its point: the places of the values."""
-        own = {d.name: values[d.name] for d in self.dimensions}
-        axes = {d.name: d.on_axis(own[d.name]) for d in self.dimensions}
+        searched = {d.name: values[d.name] for d in self.dimensions}
+        axes = {d.name: d.on_axis(searched[d.name]) for d in self.dimensions}
         point = Point(width=shape.width, depth=shape.depth, **axes, seed=seed)
-        return Trial(point, self.task(shape, own, seed))
+        return Trial(point, self.task(shape, searched, seed))
 
     def task(self, shape: Shape, values: Mapping[str, Value], seed: int) -> Task:
         """As the scripts are now, or as they were when it was done, if that is accepted."""

@@ -84,19 +84,19 @@ class Source:
         """
         try:
             entries = list(READERS[self.kind](self, output, final))
-            found = [Reading(step, _number(self, raw)) for step, raw in entries if raw is not None]
+            readings = [Reading(step, _number(self, raw)) for step, raw in entries if raw is not None]
             if final and entries and entries[-1][1] is None:  # many loggers write NaN as null
                 what = (
                     f"the last {self.key!r} in {self.place} is null: the run diverged, or did not evaluate at its end"
                 )
                 raise TaskError(f"{what}; write NaN, or leave records without a loss out")
         except FileNotFoundError:
-            found = []
+            readings = []
         except OSError as error:
             raise TaskError(f"the loss cannot be read from {self.place}: {error.strerror}") from error
-        if final and not found:
+        if final and not readings:
             raise TaskError(f"the run ended without an error, but left no loss: {self._absent(output)}")
-        return found
+        return readings
 
     def _absent(self, output: Path) -> str:
         if self.kind == "output":
@@ -211,7 +211,7 @@ def _output(source: Source, output: Path, final: bool) -> Found:
     pattern = re.compile(source.key)
     group: str | int = "loss" if "loss" in pattern.groupindex else 1
     texts = [_text(output / name) for name in (STDOUT, STDERR) if (output / name).exists()]
-    matches = next((found for text in texts if (found := list(pattern.finditer(text)))), [])
+    matches = next((in_text for text in texts if (in_text := list(pattern.finditer(text)))), [])
     for i, match in enumerate(matches):
         step = step_of(match.groupdict())
         if match[group] is None:

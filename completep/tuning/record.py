@@ -87,9 +87,9 @@ def changed(old: Hashes, new: Hashes) -> list[str]:
 
 def all_counts(out: Path, store: Store) -> list[tuple[str, Counts]]:
     """Every tuning's title and how far it is, with its scripts as they were last."""
-    found = []
+    counts = []
     for path in sorted((out / FOLDER).glob("*.json")):
         record = read_record(path)
         if record is not None:
-            found.append((record.title, store.counts([Known(name) for name in record.versions[-1].runs])))
-    return found
+            counts.append((record.title, store.counts([Known(name) for name in record.versions[-1].runs])))
+    return counts

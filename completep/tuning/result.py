@@ -72,9 +72,9 @@ class Tuned(Result):
     @property
     def why(self) -> str:
         """What decided the verdict."""
-        said = next((t for t in self.transfers if t.word == self.verdict and t.why), None)
-        several = f"{said.hyperparameter}: " if said is not None and len(self.transfers) > 1 else ""
-        return f"{several}{said.why}" if said is not None else ""
+        decisive = next((t for t in self.transfers if t.word == self.verdict and t.why), None)
+        several = f"{decisive.hyperparameter}: " if decisive is not None and len(self.transfers) > 1 else ""
+        return f"{several}{decisive.why}" if decisive is not None else ""
 
     @property
     def failed(self) -> int:
@@ -103,8 +103,8 @@ class Tuned(Result):
 
     def sentence(self) -> str:
         base = self.tuning.base_shape
-        found = ", ".join(f"{name} = {best}" for name, best in self.best.items())
-        sentence = f"best at {base.width} × {base.depth}: {found}"
+        best_values = ", ".join(f"{name} = {best}" for name, best in self.best.items())
+        sentence = f"best at {base.width} × {base.depth}: {best_values}"
         bowl = next((t for t in self.transfers if isinstance(t, Transfer)), None)
         return sentence + (f"; {self.why}" if self.why else "") + DEEPER[bowl.deeper if bowl is not None else None]
 

@@ -276,14 +276,14 @@ def as_space(space: "Mapping[str, object] | Sequence[str]") -> dict[str, object]
     if isinstance(space, Mapping):
         return dict(space)
     split = (word.partition("=") for word in space)
-    found: dict[str, object] = {}
+    ranges: dict[str, object] = {}
     for name, equals, text in split:
         if not equals:
             raise UserError(f"space: {name!r} is not a range", fix=f"write {name}=2^-10..2^-5, for instance")
-        if name.strip() in found:
+        if name.strip() in ranges:
             raise UserError(f"space: {name.strip()} is given twice", fix="give each name once")
-        found[name.strip()] = text
-    return found
+        ranges[name.strip()] = text
+    return ranges
 
 
 def as_pair(shape: "Shape | tuple[int, int]") -> list[int]:

@@ -93,14 +93,14 @@ def local_imports(script: Path, roots: Sequence[Path]) -> set[Path]:
     """Python files that a script imports from these folders, and that those import; found in the source, without
     running anything.
     """
-    found: set[Path] = set()
+    imported: set[Path] = set()
     todo = [script]
-    while todo and len(found) < MOST_FILES:
+    while todo and len(imported) < MOST_FILES:
         for path in _imported(todo.pop(), roots):
-            if path not in found and path != script:
-                found.add(path)
+            if path not in imported and path != script:
+                imported.add(path)
                 todo.append(path)
-    return found
+    return imported
 
 
 def _imported(file: Path, roots: Sequence[Path]) -> Iterator[Path]:

@@ -89,12 +89,12 @@ class Staged:
 
     def _walk(self, engine: Runner, d: Dimension, shape: Shape, seeds: range | None = None) -> Value:
         """Along one dimension, from the point on; its best value."""
-        own = self.line(d, shape, range(self.designs[d.name].seeds) if seeds is None else seeds)
+        trials = self.line(d, shape, range(self.designs[d.name].seeds) if seeds is None else seeds)
         if not d.bracketed:
-            return self._all(engine, d, own)
+            return self._all(engine, d, trials)
         values = [d.place(v) for v in d.values]
         walker = Bracketing(engine, d.name, values, on_round=lambda losses: refuse_ignored(d, losses))
-        best = walker.walk(own, d.place(self.point[d.name]))
+        best = walker.walk(trials, d.place(self.point[d.name]))
         self._note(engine, walker.done, walker.failed)
         return d.near(best)
 
@@ -119,8 +119,8 @@ class Staged:
         for d in self.dimensions:
             if not d.bracketed:
                 continue
-            own = [t for shape in shapes for t in self._known(d, shape)]
-            advice = self.advise(d.name, own, self.designs[d.name])
+            trials = [t for shape in shapes for t in self._known(d, shape)]
+            advice = self.advise(d.name, trials, self.designs[d.name])
             if advice is None:
                 continue
             before = self.advice.get(d.name)
@@ -144,8 +144,8 @@ class Staged:
         best = self._walk(engine, d, shape)
         i = d.values.index(best)
         near = [d.place(v) for v in d.values[max(0, i - design.reach) : i + design.reach + 1]]
-        own = [t for t in self.line(d, shape, range(design.seeds)) if t.point.number(d.name) in near]
-        self._note(engine, own, engine.run([t.task for t in own]))
+        trials = [t for t in self.line(d, shape, range(design.seeds)) if t.point.number(d.name) in near]
+        self._note(engine, trials, engine.run([t.task for t in trials]))
         return best
 
     def _refuse_all_diverged(self, engine: Runner) -> None:

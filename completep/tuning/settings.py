@@ -163,7 +163,7 @@ def own_error(error: BaseException | None) -> UserError | None:
     if isinstance(error, UserError) and error.__cause__ is None:
         return error
     inner = getattr(error, "exceptions", ()) or (getattr(error, "__cause__", None),)
-    return next((found for one in inner if one is not None and (found := own_error(one)) is not None), None)
+    return next((refusal for cause in inner if cause is not None and (refusal := own_error(cause)) is not None), None)
 
 
 def names_toml(train: "str | Callable[..., object] | Path") -> bool:

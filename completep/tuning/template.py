@@ -68,7 +68,7 @@ def refuse_unknown(name: str, known: Iterable[str], where: str) -> None:
 
 def placeholders(word: str) -> list[str]:
     """The names in the placeholders of a word."""
-    found = []
+    names = []
     for match in PLACE.finditer(word):
         if match[0] in ("{", "}"):
             raise UserError(
@@ -76,8 +76,8 @@ def placeholders(word: str) -> list[str]:
             )
         if match[1] is not None:
             tree = _tree(match[1], word)
-            found += [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]
-    return found
+            names += [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    return names
 
 
 def fill(word: str, values: Mapping[str, Value]) -> str:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from completep import SP, Shape, audit, parametrize
+from completep.anatomy import forward, specimen
 from completep.anatomy.examine import examine
 from completep.anatomy.forward import measure_forward
 from completep.rules.parametrize import explain
@@ -77,6 +78,47 @@ def test_a_base_that_cannot_be_built_on_meta_is_built_once_for_real(counting):
     parametrize(NotOnMeta(64, 8), base=lambda: base(NotOnMeta))
     assert devices == ["meta", "cpu"]
     assert runs == {32: 7 + 1, 64: 1}
+
+
+def test_a_base_too_large_to_run_stays_on_meta(counting, monkeypatch):
+    base, devices, runs = counting
+    smaller = specimen.size(Counted(32, 2)) - 1
+    for module in (specimen, forward):
+        monkeypatch.setattr(module, "LARGEST_SPECIMEN", smaller)
+    with pytest.warns(UserWarning, match="the base is too large to run"):
+        parametrize(Counted(16, 2), base=base)
+    assert devices == ["meta"]
+    assert runs == {16: 7 + 1}
+
+
+def test_a_specimen_factory_is_called_as_often_as_a_base(counting):
+    base, devices, runs = counting
+    calls = []
+
+    def small():
+        calls.append(torch.get_default_device().type)
+        return Counted(16, 2)
+
+    parametrize(Counted(64, 8), base=base, specimen=small)
+    assert calls == devices == ["meta", "cpu"]
+    assert runs == {16: 7, 32: 1, 64: 1}
+
+
+def test_the_second_call_is_needed_for_numbers_that_only_a_constructor_knows():
+    """A factor in a buffer: the base on the meta device does not have it, and the measurement must see it."""
+
+    class Scaled(Counted):
+        def __init__(self, width, depth):
+            super().__init__(width, depth)
+            self.register_buffer("factor", torch.tensor(width**0.5))
+
+        def embed(self, ids):
+            return self.table(ids) * self.factor
+
+    scaling = parametrize(Scaled(64, 8), base=lambda: Scaled(32, 2))
+    assert [m.factor for m in scaling.multipliers if m.kind == "embedding"] == pytest.approx([2**-0.5])
+    plain = parametrize(Counted(64, 8), base=lambda: Counted(32, 2))
+    assert not [m for m in plain.multipliers if m.kind == "embedding"]
 
 
 def test_a_shape_needs_no_base(counting):

@@ -11,7 +11,7 @@ from completep import MUP, SP, Role, Shape, UserError, audit, check, parametrize
 from completep.anatomy import forward
 from completep.anatomy.forward import measure_forward
 from completep.rules.parametrize import explain
-from tests.rules.models import Block, Model, changed_by_folding, roles, scale
+from tests.rules.models import Block, Heads, Model, NormModule, ValueHead, changed_by_folding, heads, roles, scale
 from tests.rules.training import VOCABULARY, logits, tokens, worst
 from tests.rules.zoo import LLAMA_LIKE, ZOO, Squash, huggingface
 
@@ -60,18 +60,6 @@ def test_the_advice_for_them_leads_to_the_real_reason(monkeypatch):
 # -- several heads -----------------------------------------------------------------------------------
 
 
-class ValueHead(Model):
-    """Logits and a value, as in actor-critic models."""
-
-    def __init__(self, width, depth):
-        super().__init__(width, depth)
-        self.value = nn.Linear(width, 1)
-
-    def forward(self, ids):
-        x = self.norm(self.run(self.embed(ids)))
-        return self.head(x), self.value(x)
-
-
 class EarlyValue(ValueHead):
     """The value reads the stream before the last block."""
 
@@ -109,31 +97,6 @@ def test_a_head_that_reads_something_else_is_refused():
 
 
 # -- the scale on q·k --------------------------------------------------------------------------------
-
-
-class Heads(nn.Module):
-    """Attention with two heads that grow with the width. Its names say nothing."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.alice, self.bob = nn.Linear(width, width), nn.Linear(width, width)
-        self.carol, self.dave = nn.Linear(width, width), nn.Linear(width, width)
-        self.calm = nn.Identity()
-
-    def split(self, x):
-        return x.unflatten(-1, (2, -1)).transpose(1, 2)
-
-    def prepare(self, q, k):
-        return q, k
-
-    def attend(self, q, k, v):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-    def forward(self, x):
-        h = self.norm(x)
-        q, k = self.prepare(self.split(self.alice(h)), self.split(self.bob(h)))
-        return x + self.dave(self.attend(q, k, self.split(self.carol(h))).transpose(1, 2).flatten(2))
 
 
 class WrittenOut(Heads):
@@ -184,27 +147,6 @@ class UnitVectors(Heads):
 
     def attend(self, q, k, v):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=10.0)
-
-
-class BareNorm(nn.Module):
-    def forward(self, x):
-        return F.rms_norm(x, x.shape[-1:])
-
-
-class NormModule(Heads):
-    def __init__(self, width):
-        super().__init__(width)
-        self.calm_q, self.calm_k = BareNorm(), BareNorm()
-
-    def prepare(self, q, k):
-        return self.calm_q(q), self.calm_k(k)
-
-
-def heads(kind):
-    class Attending(Model):
-        block = kind
-
-    return Attending
 
 
 MEASURED = {

@@ -6,8 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from completep import Role, UserError, audit, parametrize
-from tests.anatomy.test_fail_closed import ValueHead
-from tests.rules.models import Model, clean, roles, scale
+from tests.rules.models import Model, ValueHead, clean, roles, scale
 from tests.rules.training import VOCABULARY, tokens, worst
 
 

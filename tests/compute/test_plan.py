@@ -4,15 +4,19 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
-from completep import MUP, Role, Shape, UserError, paper
+from completep import MUP, Role, Shape, UserError, paper, parametrize
 from completep.cli import main
 from completep.compute import flops
 from completep.compute.plan import batch_size, changes, plan, plan_shape, replan
 from completep.compute.shapes import best_ratio
 from completep.config import GPTConfig, Hyperparameters, Run, Schedule, run_from_json, to_json
+from completep.model.gpt import GPT
+from completep.report.document import Table
+from completep.rules import table
 from completep.rules.table import Horizon
 from completep.tuned import TunedValue, TunedValues, write_tuned
 from completep.units import human, parse_quantity
@@ -90,7 +94,7 @@ def test_roles_are_resolved():
     h = found.run.hyperparameters
     assert rows[Role.HIDDEN].lr == pytest.approx(h.lr / 4)
     assert rows[Role.HIDDEN].weight_decay == pytest.approx(h.weight_decay * 4)
-    assert rows[Role.HIDDEN].eps == pytest.approx(h.eps / 4 / 8)
+    assert rows[Role.HIDDEN].eps == pytest.approx(h.eps / 4 / 8, abs=0)
     assert rows[Role.HIDDEN].init_std == pytest.approx(h.std / 2)
     assert rows[Role.BLOCK_NORM].weight_decay == 0
     assert Role.QK_NORM not in rows
@@ -117,7 +121,7 @@ def test_replanning_by_completed_p(tuned):
     h = found.run.hyperparameters
     assert h.lr == pytest.approx(0.004 * m_S**-0.5)
     assert h.weight_decay == pytest.approx(0.1 * m_S**-0.5)
-    assert h.eps == pytest.approx(1e-12 * m_S**0.5)
+    assert h.eps == pytest.approx(1e-12 * m_S**0.5, abs=0)
     assert 1 - h.beta1 == pytest.approx(0.1 / m_S)
     assert 1 - h.beta2 == pytest.approx(0.05 / m_S)
     assert "2512.22382" in found.laws["weight decay"]
@@ -361,19 +365,74 @@ def test_a_role_starts_random_by_its_trait_not_by_its_decay():
         assert (row.weight_decay > 0) == row.role.trait.decayed
 
 
+def built_settings(model, base, h):
+    """By role: (init std, lr, weight decay, ε) of the decoder itself, as `parametrize` resolves them."""
+    scaling = parametrize(GPT(model), base=lambda: GPT(base)).init_(h.std)
+    groups = scaling.param_groups(h.lr, weight_decay=h.weight_decay, eps=h.eps)
+    stds = {name: h.std * scaling.settings(name).init_std for name in scaling.parameters}
+    rows = {}
+    for group in groups:
+        for name in group["names"]:
+            role = scaling.parameters[name].role
+            std = stds[name] if role.trait.start == "random" else None
+            rows.setdefault(role, set()).add((std, group["lr"], group["weight_decay"], group["eps"]))
+    return rows
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {},
+        {"bias": False, "norm": "rmsnorm"},
+        {"qk_norm": True},
+        {"tied": True, "positions": "learned", "context": 64},
+        {"experts": 4, "active_experts": 2, "activation": "swiglu"},
+        {"experts": 4, "shared_experts": 1, "bias": False, "qk_norm": True, "tied": True},
+    ],
+    ids=str,
+)
+def test_a_plan_has_the_roles_and_settings_that_the_decoder_has(parts):
+    """The plan reads them from the table without building a model; `parametrize` finds them in the built one."""
+    model, base = (GPTConfig(width, depth, 61, 16, **parts) for width, depth in ((128, 4), (64, 2)))
+    planned = plan_shape(model, base=Shape(64, 2), tokens=1e6, batch=8, sequence=64)
+    rows = {r.role: (r.init_std, r.lr, r.weight_decay, r.eps) for r in planned.roles()}
+    built = built_settings(model, base, planned.run.hyperparameters)
+    assert rows.keys() == built.keys()
+    for role, settings in built.items():
+        assert len(settings) == 1, role
+        assert settings.pop() == pytest.approx(rows[role], abs=0), role
+
+
+def test_a_role_without_its_trait_would_be_missing_from_a_plan(monkeypatch):
+    planned = plan_shape(GPTConfig(128, 4, 61, 16), base=Shape(64, 2), tokens=1e6, batch=8, sequence=64)
+    without = replace(Role.HIDDEN.trait, in_decoder="never")
+    monkeypatch.setattr(table, "TRAITS", {**table.TRAITS, Role.HIDDEN: without})
+    assert Role.HIDDEN not in {r.role for r in planned.roles()}
+
+
+def test_the_costs_are_numbers_that_add_up():
+    planned = plan_shape(GPTConfig(512, 4))
+    costs = next(p for p in planned.document().parts if isinstance(p, Table) and p.title == "FLOPs per token")
+    assert [costs.numeric(i) for i in range(4)] == [False, True, True, True]
+    total = sum(row[1] + row[2] for row in costs.rows)
+    assert total * planned.run.tokens == pytest.approx(planned.flops, rel=1e-3)  # a run has whole steps
+    assert [row[3] for row in costs.rows] == pytest.approx([100 * (row[1] + row[2]) / total for row in costs.rows])
+
+
 def test_a_plan_counts_experts():
     """Tokens follow the parameters that one token passes, and the router has a row of its own."""
-    dense = plan(width=256, depth=4)
-    sparse = plan(width=256, depth=4, experts=8, active_experts=2, expert_width=512)
+    dense = plan(width=512, depth=4)
+    sparse = plan(width=512, depth=4, experts=8, active_experts=2, expert_width=1024)
+    assert sparse.m_N == 2
     model = sparse.run.model
-    assert (model.experts, model.active_experts, model.expert_width, model.shared_experts) == (8, 2, 512, 0)
+    assert (model.experts, model.active_experts, model.expert_width, model.shared_experts) == (8, 2, 1024, 0)
     assert sparse.run.tokens == pytest.approx(20 * flops.active(model), rel=0.05)
     assert flops.active(model) == pytest.approx(flops.total(dense.run.model), rel=0.01)  # as many pass the experts
     assert flops.total(model) > 1.1 * flops.active(model)
     roles = {str(r.role): r for r in sparse.roles()}
-    assert roles["router"].eps == pytest.approx(roles["expert weight"].eps * sparse.m_N)
+    assert roles["router"].eps == pytest.approx(roles["expert weight"].eps * sparse.m_N, abs=0)
     assert not {"router", "expert weight"} & {str(r.role) for r in dense.roles()}
-    again = plan(width=512, depth=8, tuned=sparse.run)
+    again = plan(width=1024, depth=8, tuned=sparse.run)
     assert again.run.model.experts == 8
     with pytest.raises(UserError, match="there are 0 experts"):
         plan(width=256, depth=4, active_experts=2)

@@ -13,7 +13,7 @@ from completep.measure.solving import Exponent, _agreed, _confirmed, nearest, sn
 from completep.model.gpt import gpt
 from completep.rules.table import Column, NamedRow, Power, Rule
 from completep.stats import Slope
-from tests.anatomy.test_kinds import Model, RoutedBlock
+from tests.anatomy.parts import Model, RoutedBlock
 from tests.measure.families import Family, family, with_idle_gains
 
 GRID = {"widths": (32, 64, 128), "depths": (2, 4, 8), "batch": 8, "workers": 1}

@@ -92,3 +92,17 @@ def test_verdict_words_are_coloured():
     html = console.export_html()
     assert html.count("800000") + html.count("008000") >= 2 or "color" in html
     assert 'class="bad"' in fragment(Document("t", (Table("", ("verdict",), (("FAIL: why",),)),)))
+
+
+def test_a_verdict_brings_its_own_tone_and_headline():
+    """A study's words, which the report does not know: at the head of a page, in the terminal and in Markdown."""
+    mine = Document("t", (Verdict("fits", "the sentence", "good", "Fits the paper"),))
+    assert "<strong>Fits the paper</strong>" in page(mine)
+    assert 'class="verdict good"' in page(mine)
+    assert '<strong class="good">fits</strong>: the sentence' in fragment(mine)
+    assert as_text(mine) == "Fits the paper. the sentence"
+    assert "**Fits the paper.** the sentence" in markdown(mine)
+    plain = Document("t", (Verdict("fits", "the sentence"),))
+    assert 'class="verdict open"' in page(plain)
+    assert as_text(plain) == "fits: the sentence"
+    assert [Verdict(word).colour for word in ("PASS", "FAIL", "INCONCLUSIVE")] == ["good", "bad", "open"]

@@ -17,7 +17,7 @@ from completep.report.html import fragment, page
 from completep.report.markdown import markdown
 from completep.report.terminal import Terminal, as_rich, as_text
 from tests.fuzz.cases import NAMES
-from tests.report.test_page import browser, opened  # noqa: F401  (a fixture)
+from tests.report.pages import opened
 
 HARMFUL = "\x1b\x00\x07\x7f\x85\u202e\u2066\u2069\u200b\ufeff\ud800\udcff"
 SHOWN = [name for name in NAMES if visible(name).strip()]
@@ -102,7 +102,7 @@ def test_a_picture_is_drawn_whatever_characters_a_name_has(name):
 @pytest.mark.parametrize(
     "column", ["lr", "a.b[0]", "a['b']", 'x"y', "</script><script>document.title='owned'</script>"]
 )
-def test_no_name_runs_or_empties_a_chart_in_a_browser(column, browser, tmp_path):  # noqa: F811
+def test_no_name_runs_or_empties_a_chart_in_a_browser(column, browser, tmp_path):
     names = [*SHOWN[:12], "</script><script>document.title='owned'</script>"]
     files = transfer(sweep(names, column), hyperparameter=column).write(tmp_path)
     tab, said = opened(browser, files[0], 1440)
@@ -116,7 +116,7 @@ def test_no_name_runs_or_empties_a_chart_in_a_browser(column, browser, tmp_path)
 
 
 @pytest.mark.slow
-def test_even_an_unescaped_script_does_not_run(browser, tmp_path):  # noqa: F811
+def test_even_an_unescaped_script_does_not_run(browser, tmp_path):
     """The second line: the page's own policy. Without it the script would run, which is the control."""
     text = transfer(sweep(["completep"])).document()
     whole = page(text).replace("<h1>", "<script>document.title='owned'</script><h1>")

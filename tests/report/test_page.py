@@ -3,9 +3,7 @@
 import json
 import math
 import re
-import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import polars as pl
 import pytest
@@ -16,6 +14,7 @@ from completep.studies.design import Measurement
 from completep.studies.result import StudyResult, run_settings
 from completep.studies.run import known_studies, study_named
 from completep.studies.scale import LAPTOP
+from tests.report.pages import opened
 from tests.studies.frames import (
     dynamics_frame,
     eps_frame,
@@ -96,30 +95,6 @@ def with_divergence(frame):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("pages")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    sync_api = pytest.importorskip("playwright.sync_api", reason="needs the extra `test`")
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("no Chromium on this machine: apt-get install chromium")
-    with sync_api.sync_playwright() as p:
-        quiet = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
-        running = p.chromium.launch(executable_path=chromium, args=quiet)
-        yield running
-        running.close()
-
-
-def opened(browser, path: Path, width: int, **options):
-    tab = browser.new_page(viewport={"width": width, "height": 900}, **options)
-    said = []
-    tab.on("console", lambda m: said.append(m.text) if m.type in ("error", "warning") else None)
-    tab.on("pageerror", lambda e: said.append(str(e)))
-    tab.on("request", lambda r: said.append(r.url) if not r.url.startswith("file://") else None)
-    tab.goto(path.as_uri())
-    tab.wait_for_selector("body[data-drawn=yes]", timeout=30_000)
-    return tab, said
 
 
 @pytest.mark.parametrize("name", ["demo", *(name for name in known_studies() if not name.startswith("own-"))])

@@ -44,6 +44,64 @@ class Model(nn.Module):
         return self.head(self.norm(self.run(self.embed(ids))))
 
 
+class ValueHead(Model):
+    """Logits and a value, as in actor-critic models."""
+
+    def __init__(self, width, depth):
+        super().__init__(width, depth)
+        self.value = nn.Linear(width, 1)
+
+    def forward(self, ids):
+        x = self.norm(self.run(self.embed(ids)))
+        return self.head(x), self.value(x)
+
+
+class Heads(nn.Module):
+    """Attention with two heads that grow with the width. Its names say nothing."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.alice, self.bob = nn.Linear(width, width), nn.Linear(width, width)
+        self.carol, self.dave = nn.Linear(width, width), nn.Linear(width, width)
+        self.calm = nn.Identity()
+
+    def split(self, x):
+        return x.unflatten(-1, (2, -1)).transpose(1, 2)
+
+    def prepare(self, q, k):
+        return q, k
+
+    def attend(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    def forward(self, x):
+        h = self.norm(x)
+        q, k = self.prepare(self.split(self.alice(h)), self.split(self.bob(h)))
+        return x + self.dave(self.attend(q, k, self.split(self.carol(h))).transpose(1, 2).flatten(2))
+
+
+class BareNorm(nn.Module):
+    def forward(self, x):
+        return F.rms_norm(x, x.shape[-1:])
+
+
+class NormModule(Heads):
+    def __init__(self, width):
+        super().__init__(width)
+        self.calm_q, self.calm_k = BareNorm(), BareNorm()
+
+    def prepare(self, q, k):
+        return self.calm_q(q), self.calm_k(k)
+
+
+def heads(kind):
+    class Attending(Model):
+        block = kind
+
+    return Attending
+
+
 def scale(kind, width=64, depth=8, base=(32, 2), **options):
     model = kind(width, depth)
     return model, parametrize(model, base=lambda: kind(*base), **options)

@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from completep import Role, UserError, parametrize
-from tests.anatomy.test_fail_closed import NormModule, ValueHead, heads
-from tests.rules.models import Block, Model, changed_by_folding, roles
+from tests.rules.models import Block, Model, NormModule, ValueHead, changed_by_folding, heads, roles
 from tests.rules.training import VOCABULARY, logits, tokens
 from tests.rules.zoo import LLAMA_LIKE, ZOO, huggingface
 

@@ -1,11 +1,14 @@
 """From losses to outcomes: made-up frames whose answer is known, and a negative control beside each."""
 
 import math
+from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import polars as pl
 import pytest
 
+from completep import report
 from completep.compute.laws import ShapeRange
 from completep.errors import UserError
 from completep.measure.linearization import PLACES, LazyVerdict, TermVerdict
@@ -13,7 +16,7 @@ from completep.measure.stream_limit import Growth
 from completep.stats import Interval
 from completep.studies import coordinates, demo, judging, laziness, shape
 from completep.studies.coordinates import conclude
-from completep.studies.design import ONE_SEED, UNSEEN, Outcome, with_seeds
+from completep.studies.design import ONE_SEED, UNSEEN, Agreement, Outcome, with_seeds
 from completep.studies.downstream import STUDY as DOWNSTREAM
 from completep.studies.dynamics import STUDY as DYNAMICS
 from completep.studies.embedding_lr import STUDY as EMBEDDING
@@ -23,6 +26,7 @@ from completep.studies.lr_transfer import STUDY as LR
 from completep.studies.lr_transfer_compute_optimal import STUDY as OPTIMAL
 from completep.studies.lr_wd_grid import STUDY as GRID
 from completep.studies.qk_norm import STUDY as QK
+from completep.studies.result import SHOWN
 from completep.studies.run import study_named
 from completep.studies.scale import LAPTOP
 from completep.studies.shape import STUDY as SHAPE
@@ -466,3 +470,10 @@ def test_coordinates_need_their_controls():
     ):
         findings = [Finding(rules, "depth", 1, "stream", None, None, 0.2, word, "") for rules, word in some.items()]
         assert conclude(findings).agreement == agreement
+
+
+def test_every_agreement_has_a_tone_and_a_headline_which_the_report_does_not_name():
+    assert set(SHOWN) == set(get_args(Agreement))
+    sources = "".join(p.read_text() for p in Path(report.__file__).parent.glob("*.*") if p.suffix in (".py", ".html"))
+    assert "INCONCLUSIVE" in sources  # the files that are looked through
+    assert [word for word in get_args(Agreement) if f'"{word}"' in sources] == []

@@ -12,10 +12,21 @@ from completep.sweep.local import Local
 from completep.sweep.store import Store
 from completep.sweep.training import Training, canonical
 from completep.train.loop import How
+from completep.tuning.reading import Source
+from completep.tuning.runs import Command, Setting
 from tests.train.runs import small_run
 
 BASE = Shape(64, 2)
 HOW = How(checkpoint_every=3, keep=1, peak=None, log_every=1)
+SELDOM = How(checkpoint_every=20, keep=1, peak=None, log_every=20)
+SCRIPT = """
+import json, pathlib, sys, time
+folder, seed, log = sys.argv[1:]
+time.sleep(float(seed) % 7 / 10 + 0.3)
+with open(log, "a") as file:
+    file.write(seed + "\\n")
+pathlib.Path(folder, "m.json").write_text(json.dumps({"loss": 2.0 + int(seed)}))
+"""
 
 
 def run(rules="completep", width=64, depth=2, **changes):
@@ -69,3 +80,17 @@ class Script:
 
     def loss(self, result):
         return result["loss"]
+
+
+def commands(tmp_path, count):
+    """(runs of a script of somebody else, by seed; the log where each of them leaves a line)"""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    log = tmp_path / "log"
+    template = f"python {tmp_path / 'script.py'} {{folder}} {{seed}} {log}"
+    return [
+        Command(
+            template, Source.parse("{folder}/m.json:loss"),
+            Setting(Shape(64, 2), Shape(64, 2), "completep", (("lr", 1.0),), seed), (), str(tmp_path),
+        )
+        for seed in range(count)
+    ], log  # fmt: skip

@@ -21,8 +21,7 @@ from completep.sweep.store import Store
 from completep.sweep.worker import Worker
 from completep.tuning.runs import Call
 from tests.hostile import PLANTED, plant, within
-from tests.sweep.tasks import Script, run, task
-from tests.sweep.test_slurm import runs
+from tests.sweep.tasks import Script, commands, run, task
 
 ROOT = Path(__file__).parents[2]
 
@@ -183,7 +182,7 @@ def test_an_engine_works_on_such_a_store(tmp_path):
 
 
 def test_tasks_are_written_down_and_read_again(tmp_path):
-    (command, *_), _ = runs(tmp_path, 1)
+    (command, *_), _ = commands(tmp_path, 1)
     call = Call("mine.py:train", command.setting, (("mine.py", "abc"),))
     store = Store(tmp_path / "store")
     store.open()
@@ -211,7 +210,7 @@ def test_what_is_no_task_is_refused(tmp_path, text, said):
 
 
 def test_a_task_of_another_user_is_refused(tmp_path, monkeypatch):
-    (command, *_), _ = runs(tmp_path, 1)
+    (command, *_), _ = commands(tmp_path, 1)
     store = Store(tmp_path / "store")
     store.open()
     ask(store, command)
@@ -221,7 +220,7 @@ def test_a_task_of_another_user_is_refused(tmp_path, monkeypatch):
 
 
 def test_a_task_under_another_name_is_refused(tmp_path):
-    (command, *_), _ = runs(tmp_path, 1)
+    (command, *_), _ = commands(tmp_path, 1)
     store = Store(tmp_path / "store")
     store.open()
     ask(store, command)
@@ -233,7 +232,7 @@ def test_a_task_under_another_name_is_refused(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["kernel", "heartbeat"])
 def test_a_worker_does_what_is_asked_and_ends(tmp_path, kind):
-    tasks, log = runs(tmp_path, 3)
+    tasks, log = commands(tmp_path, 3)
     store = Store(tmp_path / "store")
     store.open()
     if kind == "heartbeat":
@@ -244,7 +243,7 @@ def test_a_worker_does_what_is_asked_and_ends(tmp_path, kind):
     assert sorted(log.read_text().split()) == ["0", "1", "2"]
     assert Worker(store, idle=0.01).run() == 0
     (tmp_path / "script.py").write_text("raise SystemExit('broken')")
-    (bad, *_), _ = runs(tmp_path / ".", 1)
+    (bad, *_), _ = commands(tmp_path / ".", 1)
     (tmp_path / "script.py").write_text("raise SystemExit('broken')")
     from dataclasses import replace
 
@@ -257,7 +256,7 @@ def test_a_worker_does_what_is_asked_and_ends(tmp_path, kind):
 
 @pytest.mark.slow
 def test_three_workers_share_a_store_and_a_killed_one_frees_its_run(tmp_path):
-    tasks, log = runs(tmp_path, 12)
+    tasks, log = commands(tmp_path, 12)
     store = heartbeat_store(tmp_path / "store")
     for one in tasks:
         ask(store, one)

@@ -17,11 +17,10 @@ from completep.sweep.local import Local
 from completep.sweep.on_ray import OnRay
 from completep.sweep.store import Store
 from completep.sweep.training import Training
-from completep.train.loop import How
+from tests.sweep.tasks import SELDOM
 from tests.train.runs import small_data, small_run
 
 ray = pytest.importorskip("ray", reason="needs the extra `ray`")
-HOW = How(checkpoint_every=20, keep=1, peak=None, log_every=20)
 pytestmark = pytest.mark.slow
 
 
@@ -47,7 +46,7 @@ def cluster():
 def test_two_nodes_one_killed(data, cluster, tmp_path):
     second = cluster.add_node(num_cpus=1)
     cluster.wait_for_nodes()
-    runs = [Training.of(small_run(data, seed=seed, steps=400), HOW) for seed in range(6)]
+    runs = [Training.of(small_run(data, seed=seed, steps=400), SELDOM) for seed in range(6)]
     events = []
 
     def kill_the_second() -> None:
@@ -93,7 +92,7 @@ def test_what_fails_on_a_node_is_told(data, cluster, tmp_path):
     bad = replace(good, model=replace(good.model, vocabulary=100))
     events = []
     store = Store(tmp_path)
-    tasks = [Training.of(bad, HOW), Training.of(good, HOW)]
+    tasks = [Training.of(bad, SELDOM), Training.of(good, SELDOM)]
     failed = Engine(store, OnRay(cluster.address), events.append).run(tasks)
     assert [t.run.model.vocabulary for t in failed] == [100]
     assert "vocabulary of 100" in next(e for e in events if e.kind == "failed").detail
@@ -118,7 +117,7 @@ from completep.sweep.store import Store
 from completep.sweep.task import Point, Trial
 from completep.sweep.training import Training
 from contextlib import contextmanager
-from tests.sweep.test_ray import HOW
+from tests.sweep.tasks import SELDOM
 from tests.train.runs import small_run
 
 def parents(pid):
@@ -152,7 +151,7 @@ def watch(trials, store, at_most):
     yield on_event
 
 run = small_run(Path(sys.argv[1]), steps=100_000)
-task, store = Training.of(run, HOW), Store(Path(sys.argv[2]))
+task, store = Training.of(run, SELDOM), Store(Path(sys.argv[2]))
 store.open()
 try:
     conduct([Trial(Point(), task)], store, OnRay(workers=1), watch=watch)

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import completep as cp
-from completep.config import Shape
 from completep.errors import UserError
 from completep.sweep import slurm
 from completep.sweep.conduct import conduct
@@ -20,18 +19,11 @@ from completep.sweep.slurm import Slurm
 from completep.sweep.store import Store
 from completep.sweep.task import Point, Trial
 from completep.tuning.reading import Source
-from completep.tuning.runs import Command, Setting
+from completep.tuning.runs import Command
 from tests.sweep.slurm_cluster import PLACES, cluster, missing, said, wait_until
+from tests.sweep.tasks import commands
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = """
-import json, pathlib, sys, time
-folder, seed, log = sys.argv[1:]
-time.sleep(float(seed) % 7 / 10 + 0.3)
-with open(log, "a") as file:
-    file.write(seed + "\\n")
-pathlib.Path(folder, "m.json").write_text(json.dumps({"loss": 2.0 + int(seed)}))
-"""
 
 
 @pytest.fixture
@@ -50,22 +42,9 @@ def real_slurm(tmp_path_factory, monkeypatch, request):
         yield environment
 
 
-def runs(tmp_path, count):
-    (tmp_path / "script.py").write_text(SCRIPT)
-    log = tmp_path / "log"
-    template = f"python {tmp_path / 'script.py'} {{folder}} {{seed}} {log}"
-    return [
-        Command(
-            template, Source.parse("{folder}/m.json:loss"),
-            Setting(Shape(64, 2), Shape(64, 2), "completep", (("lr", 1.0),), seed), (), str(tmp_path),
-        )
-        for seed in range(count)
-    ], log  # fmt: skip
-
-
 @pytest.mark.slow
 def test_twenty_runs_over_three_workers_one_cancelled_one_preempted(tmp_path, real_slurm):
-    tasks, log = runs(tmp_path, 20)
+    tasks, log = commands(tmp_path, 20)
     store = Store(tmp_path / "store")
     store.open()
     backend, events, errors = Slurm(3, {"partition": "low", "idle": "30"}), [], []
@@ -111,7 +90,7 @@ def states(environment):
 
 @pytest.mark.slow
 def test_a_failing_run_shows_its_lines_and_a_job_that_cannot_start_is_an_error(tmp_path, real_slurm):
-    tasks, _ = runs(tmp_path, 2)
+    tasks, _ = commands(tmp_path, 2)
     (tmp_path / "script.py").write_text("raise SystemExit('no such data')")
     store = Store(tmp_path / "store")
     store.open()
@@ -126,7 +105,7 @@ def test_a_failing_run_shows_its_lines_and_a_job_that_cannot_start_is_an_error(t
 
 
 def test_no_slurm_is_an_error(tmp_path, monkeypatch):
-    tasks, _ = runs(tmp_path, 1)
+    tasks, _ = commands(tmp_path, 1)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="there is no sbatch here"):
         Slurm().open(Store(tmp_path / "store"), tasks)
@@ -140,7 +119,7 @@ def test_a_slurm_that_does_not_answer_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
     monkeypatch.setattr(slurm, "ANSWER", 3)
     with pytest.raises(UserError, match="SLURM cannot be reached"):
-        Slurm().open(Store(tmp_path / "store"), runs(tmp_path, 1)[0])
+        Slurm().open(Store(tmp_path / "store"), commands(tmp_path, 1)[0])
 
 
 def test_the_script_has_every_option(tmp_path):
@@ -163,7 +142,7 @@ def test_the_script_has_every_option(tmp_path):
 @pytest.mark.slow
 def test_a_worker_that_is_warned_before_its_time_limit_saves_and_requeues(tmp_path, real_slurm):
     """SIGUSR1, as SLURM sends it: the run is stopped, and the job is put back."""
-    tasks, _ = runs(tmp_path, 1)
+    tasks, _ = commands(tmp_path, 1)
     (tmp_path / "script.py").write_text("import time; time.sleep(600)")
     store = Store(tmp_path / "store")
     store.open()
@@ -247,7 +226,7 @@ def test_a_run_over_two_nodes_that_is_stopped_ends_on_both(tmp_path, real_slurm)
     (tmp_path / "said").mkdir()
     task = Command(
         f"srun {sys.executable} {tmp_path / 'waits.py'} {tmp_path / 'said'} {{seed}}",
-        Source.parse("{folder}/m.json:loss"), runs(tmp_path, 1)[0][0].setting, (), str(tmp_path),
+        Source.parse("{folder}/m.json:loss"), commands(tmp_path, 1)[0][0].setting, (), str(tmp_path),
     )  # fmt: skip
     store = Store(tmp_path / "store")
     store.open()

@@ -1,12 +1,15 @@
 """`completep train` with flags: the paper's recipe, a folder named by the run, no flags next to a run.json."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from completep.cli import main
-from completep.config import run_from_json
-from tests.train.runs import small_data
+from completep.config import Data, run_from_json
+from completep.errors import UserError
+from completep.train.settings import open_corpus, with_data
+from tests.train.runs import small_data, small_run
 
 FLAGS = "--width 32 --depth 3 --head-size 8 --tokens 500 --batch 2 --sequence 16 --base-shape 16 2 --seed 3"
 
@@ -28,6 +31,17 @@ def test_flags_make_the_run_and_its_folder(data, tmp_path, monkeypatch, capsys):
     assert [folder] == list((tmp_path / "runs").iterdir())
     assert main(["train", str(folder / "run.json"), "--out", str(folder)]) == 0
     assert "is done already" in capsys.readouterr().err
+
+
+def test_a_run_on_other_data_forgets_the_hash_of_the_old(data):
+    run = small_run(data)
+    known = replace(run, data=replace(run.data, sha256="0" * 64))
+    assert with_data(known) is known
+    assert with_data(known, "python").data == Data("python", run.data.tokenizer)
+    assert with_data(known, tokenizer="gpt2").data == Data(run.data.source, "gpt2")
+    with pytest.raises(UserError, match="has changed"):  # with the old hash
+        open_corpus(known.data)
+    assert open_corpus(with_data(known, run.data.source).data).vocabulary == 256
 
 
 @pytest.mark.parametrize(
