@@ -33,7 +33,8 @@ def builtin_corpus(source: str = "python", tokenizer: str = "bytes") -> Corpus:
 def _name(source: str, tokenizer: Tokenizer) -> str:
     """A folder name that differs between versions and contents of the library, and tokenizers."""
     root, files = library_sources(source)
-    sizes = (f"{path.relative_to(root)} {path.stat().st_size}" for path in files)
+    skipped = len(str(root)) + 1
+    sizes = (f"{str(path)[skipped:]} {os.stat(path).st_size}" for path in files)
     content = [tokenizer.fingerprint, f"validation {VALIDATION}", *sizes]
     digest = hashlib.sha256("\n".join(content).encode()).hexdigest()[:12]
     version = platform.python_version() if source == "python" else metadata.version(source)

@@ -81,15 +81,14 @@ def library_sources(source: str) -> tuple[Path, list[Path]]:
         if spec is None or spec.origin is None:
             raise UserError(f"{source} is not installed", fix="use python, the other built-in corpus")
         root = Path(spec.origin).parent
-    bundled = root / "ensurepip" / "_bundled"
-    sources: list[Path] = []
-    for parent, folders, files in os.walk(root):
-        folder = Path(parent)
-        folders[:] = [name for name in folders if name not in NOT_THE_LIBRARY and folder / name != bundled]
-        sources += [folder / name for name in files if name.endswith(".py")]
+    bundled = str(root / "ensurepip" / "_bundled")
+    sources: list[str] = []
+    for parent, folders, files in os.walk(root):  # as text: joining thousands of Paths takes a tenth of a second
+        folders[:] = [n for n in folders if n not in NOT_THE_LIBRARY and os.path.join(parent, n) != bundled]
+        sources += [os.path.join(parent, name) for name in files if name.endswith(".py")]
     if not sources:
         raise UserError(f"this Python has no library sources under {root}", fix="use text files of your own")
-    return root, sorted(sources)
+    return root, [Path(path) for path in sorted(sources, key=lambda path: path.split(os.sep))]
 
 
 def _files_below(folder: Path) -> list[Path]:

@@ -14,6 +14,7 @@ import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cache
 from typing import Literal
 
 from completep.errors import UserError
@@ -391,6 +392,7 @@ def raised_embedding() -> Rules:
     return replace(SP, key="sp-embedding", name="SP, embedding lr × m_N", columns={Column.ADAM: adam})
 
 
+@cache
 def rules_named(key: str) -> Rules:
     """The rules for a key: `sp`, `mup`, `completep`, `alpha=0.75`, `literature=0.5`, `flat-eps=1` or
     `sp-embedding`, in any case."""

@@ -226,9 +226,11 @@ class Sweep(Study, Generic[Detail]):
                 trials.append(Trial(Point({**chosen, "seed": seed}), Training.of(self.run(scale, point), how, ranks)))
         return trials
 
-    def tuned(self, experiment: Experiment, store: Store) -> "tuple[Experiment, pl.DataFrame]":
-        """With the values of the lowest mean loss over seeds, and the losses. Still untuned if runs are missing."""
-        trials = self.tuning_trials(experiment)
+    def tuned(self, experiment: Experiment, store: Store, trials: Sequence[Trial]) -> "tuple[Experiment, pl.DataFrame]":
+        """With the values of the lowest mean loss over seeds, and the losses. Still untuned if runs are missing.
+
+        `trials` are those of `tuning_trials`.
+        """
         results = store.results(trial.task for trial in trials)
         if not trials or any(trial.task.id not in results for trial in trials):
             return experiment, pl.DataFrame()

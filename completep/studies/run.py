@@ -158,9 +158,10 @@ def study(
 
 def settled(chosen: Sweep[Detail], experiment: Experiment, store: Store) -> tuple[Experiment, pl.DataFrame]:
     """The experiment with what was tuned at the base, and the losses there."""
-    tuned, losses = chosen.tuned(experiment, store)
+    trials = chosen.tuning_trials(experiment)
+    tuned, losses = chosen.tuned(experiment, store, trials)
     if tuned.tuning:
-        done = store.results(trial.task for trial in chosen.tuning_trials(experiment))
+        done = store.results(trial.task for trial in trials)
         what = f"the runs that tune {' and '.join(tuned.tuning)} are not all done"
         raise UserError(what if done else "no run of this study is done yet", fix="run the study first")
     return tuned, losses
@@ -267,8 +268,9 @@ def study_plan(
 
 def all_trials(chosen: Sweep[Detail], experiment: Experiment, store: Store) -> list[Trial]:
     """Those that tune at the base, and the study's own. Until the base is tuned, these stand for as many others."""
-    tuned, _ = chosen.tuned(experiment, store)
-    return [*chosen.tuning_trials(experiment), *chosen.trials(tuned)]
+    tuning = chosen.tuning_trials(experiment)
+    tuned, _ = chosen.tuned(experiment, store, tuning)
+    return [*tuning, *chosen.trials(tuned)]
 
 
 def study_status(*, scale: ScaleName = "laptop", data: Place | None = None, out: Place = "runs") -> StudyStatus:
