@@ -226,15 +226,17 @@ class OwnFactors:
 
     @property
     def _buffers(self) -> dict[str, Tensor]:
-        small = self.base.model is not None and size(self.base.model) <= LARGEST_SPECIMEN
-        return dict(self.base.real.named_buffers()) if small and self.base.real is not None else {}
+        return dict(self.base.real.named_buffers()) if self.base.is_small and self.base.real is not None else {}
 
     @cached_property
     def at_base(self) -> ForwardFactors | None:
         """By template; None if the base is only a Shape, or too large to run."""
-        if self.base.model is not None and size(self.base.model) > LARGEST_SPECIMEN:
+        if self.base.model is not None and not self.base.is_small:
             self.unchecked.append("whether the model scales itself with its size: the base is too large to run")
             return None
+        return self.base.once("factors", self._at_base)
+
+    def _at_base(self) -> ForwardFactors | None:
         if self.base.real is None:
             return None
         with torch.device("cpu"):

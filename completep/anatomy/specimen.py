@@ -4,7 +4,7 @@ import copy
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ LARGEST_SPECIMEN = 300_000_000  # parameters; 1.2 GB in float32
 ROWS = 64  # of the tables in a reduced copy
 
 Factory = Callable[[], nn.Module]
+Found = TypeVar("Found")
 
 
 class _NothingDrawn(TorchFunctionMode):
@@ -91,7 +92,8 @@ def _tensors(value: object) -> Iterator[Tensor]:
 class Base:
     """The tuned model, as a Shape or a factory.
 
-    A factory is called at most once on the meta device and at most once for real.
+    A factory is called at most once on the meta device and at most once for real. What is found on the base holds for
+    models of every size, and is found once.
     """
 
     def __init__(self, base: Factory | Shape) -> None:
@@ -101,6 +103,7 @@ class Base:
         self.shape = base if isinstance(base, Shape) else None
         self.factory = None if isinstance(base, Shape) else base
         self.versions: dict[str, int] | None = None  # of a real base's parameters: changes in place by its constructor
+        self._found: dict[str, Any] = {}
 
     @cached_property
     def model(self) -> nn.Module | None:
@@ -121,6 +124,18 @@ class Base:
         self.versions = {name: p._version for name, p in model.named_parameters() if not p.is_inference()}
         return runnable(model)
 
+    @property
+    def is_small(self) -> bool:
+        """True if there is a base model that can be run."""
+        return self.model is not None and size(self.model) <= LARGEST_SPECIMEN
+
+    def once(self, what: str, find: Callable[[], Found]) -> Found:
+        """What `find` returns, the first time that this base is asked for it."""
+        if what not in self._found:
+            self._found[what] = find()
+        found: Found = self._found[what]
+        return found
+
 
 def choose_specimen(model: nn.Module, base: Base, given: Factory | nn.Module | None) -> nn.Module:
     """A model of this class that can be run: the one that you pass, the base, or a copy of the model."""
@@ -128,7 +143,7 @@ def choose_specimen(model: nn.Module, base: Base, given: Factory | nn.Module | N
         return runnable(copied(given))
     if given is not None:
         return runnable(_build_small(given))
-    if base.model is not None and size(base.model) <= LARGEST_SPECIMEN and base.real is not None:
+    if base.is_small and base.real is not None:
         return base.real
     if not on_meta(model) and size(model) <= LARGEST_SPECIMEN:
         return runnable(copied(model))

@@ -5,7 +5,7 @@ implementation of muP, is checked as it is.
 """
 
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -20,12 +20,12 @@ from completep import paper
 from completep.anatomy.forward import ForwardFactors, measure_forward
 from completep.anatomy.names import named_parameters
 from completep.anatomy.roles import Anatomy
-from completep.anatomy.specimen import build, guess_example
+from completep.anatomy.specimen import Base, build, guess_example
 from completep.anatomy.trace import call, find_logits, logits_of
 from completep.config import Shape
 from completep.errors import UserError
 from completep.load import call_factory, load_factory
-from completep.rules.parametrize import Hints, parametrize, resolve
+from completep.rules.parametrize import Hints, parametrize_on, resolve
 from completep.rules.scaling import Factors, Scaling
 from completep.rules.table import COMPLETEP, RANDOM_SUM, SP, Column, Role, Rules, alpha, optimizer_kind
 
@@ -306,11 +306,19 @@ class Subjects:
     """The subjects of one shape. The model is examined once; a model without its own optimizer is also built once."""
 
     def __init__(
-        self, source: Source, base: nn.Module, shape: Shape, rules: Rules, setting: Setting, example: Inputs | None
+        self,
+        source: Source,
+        base: nn.Module,
+        shape: Shape,
+        rules: Rules,
+        setting: Setting,
+        example: Inputs | None,
+        examined: Base | None = None,
     ) -> None:
-        """`base` is used up: its weights are not the factory's afterwards."""
+        """`base` is used up, unless another one is `examined`: its weights are not the factory's afterwards."""
         self.source, self.base, self.shape, self.rules = source, base, shape, rules
         self.setting, self.example = setting, example
+        self.examined = Base(lambda: base) if examined is None else examined
         self.parametrized: Scaling | None = None
         self.resolved: Scaling | None = None
         self.factors: ForwardFactors | None = None
@@ -325,15 +333,14 @@ class Subjects:
         _refuse_same(self.base, model, self.source, self.shape)
         _refuse_not_finite(model)
         model.float()  # the parameters stay the same objects, so an optimizer that holds them still does
+        hints = Hints(self.source.roles, example=self.example)
         if not optimizers and self.rules.key == NO_RULES.key:
             optimizers = (plain_adamw(model, self.setting),)
         if not optimizers:
-            roles, example = self.source.roles, self.example
-            scaling = parametrize(model, base=lambda: self.base, rules=self.rules, roles=roles, example=example)
-            return self._under_rules(scaling, seed)
+            return self._under_rules(parametrize_on(self.examined, model, self.rules, hints), seed)
         if self.resolved is None:
-            hints = Hints(self.source.roles, example=self.example)
-            self.resolved, _ = resolve(model, lambda: self.base, reference(self.rules), hints)
+            self.resolved, own = resolve(model, self.examined, reference(self.rules), hints)
+            self.factors = own.here if own.is_whole else None
         return self._subject(self.resolved.on(model), optimizers)
 
     def _under_rules(self, scaling: Scaling, seed: int) -> Subject:
@@ -345,10 +352,47 @@ class Subjects:
         return self._subject(replace(scaling, rules=reference(self.rules)), optimizers)
 
     def _subject(self, expected: Scaling, optimizers: tuple[torch.optim.Optimizer, ...]) -> Subject:
+        _refuse_swapped(expected, self.source, self.shape)
         if self.factors is None:  # they do not depend on the weights
-            _refuse_swapped(expected, self.source, self.shape)
             self.factors = measure_forward(expected.model, expected.anatomy, self.example)
         return Subject(expected.model, optimizers, expected, self.factors)
+
+
+class Family:
+    """All sizes of what is checked. What does not depend on the size is built and examined once per process."""
+
+    def __init__(self, source: Source, setting: Setting) -> None:
+        self.source, self.setting = source, setting
+        self._bases: dict[Hashable, Base] = {}
+
+    def __getstate__(self) -> dict[str, object]:
+        """What another process needs. It builds the base again: not every model can be sent."""
+        return {"source": self.source, "setting": self.setting, "_bases": {}}
+
+    @cached_property
+    def base(self) -> nn.Module:
+        """With the weights of the constructor. It is not changed."""
+        return self.source.base_model()
+
+    @cached_property
+    def example(self) -> Inputs | None:
+        return None if self.source.batches is None else self.batch(0)[0]
+
+    def batch(self, seed: int) -> Batch:
+        return random_batch(self.source, self.base, self.setting, seed)
+
+    def subjects(self, shape: Shape, rules: Rules, grown: Mapping[str, object] | None = None) -> "Subjects":
+        """`grown` are arguments that are other than the base's."""
+        source = replace(self.source, grown=grown or {})
+        return Subjects(source, self.base, shape, rules, self.setting, self.example, self._examined(rules))
+
+    def _examined(self, rules: Rules) -> Base:
+        """Rows by name give roles, so what is found on a base holds for rules with the same rows."""
+        roles = frozenset(rules.named_roles.items())
+        if roles not in self._bases:
+            model = self.source.base_model()
+            self._bases[roles] = Base(lambda: model)
+        return self._bases[roles]
 
 
 def _refuse_group(optimizer: torch.optim.Optimizer, group: Mapping[str, object]) -> None:

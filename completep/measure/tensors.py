@@ -30,7 +30,7 @@ from completep.anatomy.names import named_parameters
 from completep.anatomy.trace import find_logits, first_tensor, given_tensor, stream_of
 from completep.measure.bare import BareGradients
 from completep.measure.coordinates import rms
-from completep.measure.subject import Batch, Batches, Setting, Subject
+from completep.measure.subject import Batch, Batches, Subject
 from completep.rules.multipliers import ScaleOutput
 from completep.rules.table import RANDOM_SUM, Column, Role
 
@@ -239,7 +239,7 @@ def _idle_experts(subject: Subject, name: str) -> int:
     return int((by_expert == 0).sum())
 
 
-def train_(subject: Subject, factors: Mapping[str, float], setting: Setting, batches: Batches, steps: int) -> None:
+def train_(subject: Subject, factors: Mapping[str, float], batches: Batches, steps: int) -> None:
     """A few steps of AdamW. A weight that was scaled by a factor moves by that factor, as behind a multiplier."""
     tensors = {n: p for n, p in named_parameters(subject.model) if n in subject.settings and n in subject.columns}
     groups = [

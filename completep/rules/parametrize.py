@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -86,8 +87,21 @@ def parametrize(
     scaling = _prepare(model, base, rules, style, Hints(roles, writers, example, specimen))
     if found is not None:
         scaling.take(found)
+    return _install(scaling, style)
+
+
+def parametrize_on(base: Base, model: nn.Module, rules: Rules, hints: Hints) -> Scaling:
+    """`parametrize` for one of many models with the same base, hints and rows by name.
+
+    The base is examined for the first of them.
+    """
+    return _install(_prepare(model, base, rules, "multiplier", hints), "multiplier")
+
+
+def _install(scaling: Scaling, style: Style) -> Scaling:
+    """Puts the factors on the forward pass, or into the weights."""
     for line in scaling.unchecked:
-        warnings.warn(f"not checked: {line}", stacklevel=2)
+        warnings.warn(f"not checked: {line}", stacklevel=3)
     watch_loads(scaling.model)
     if style == "folded":
         return scaling.fold()
@@ -120,7 +134,7 @@ def explain(
 
 
 @recording()
-def _prepare(model: nn.Module, base: BaseLike, rules: Rules | str, style: Style, hints: Hints) -> Scaling:
+def _prepare(model: nn.Module, base: BaseLike | Base, rules: Rules | str, style: Style, hints: Hints) -> Scaling:
     """The table for this model, after everything that can refuse the model or the style."""
     if style not in ("multiplier", "folded"):
         raise UserError(f"style={style!r}", fix="use 'multiplier' or 'folded'")
@@ -145,19 +159,17 @@ def _origin(scaling: Scaling, base: Base) -> Origin:
 
 
 @recording()
-def resolve(model: nn.Module, base: BaseLike, rules: Rules | str, hints: Hints) -> tuple[Scaling, OwnFactors]:
+def resolve(model: nn.Module, base: BaseLike | Base, rules: Rules | str, hints: Hints) -> tuple[Scaling, OwnFactors]:
     """(the table for this model and base, the factors in their forward passes). The model is not changed."""
     if not isinstance(model, nn.Module):
         raise UserError(f"model is a {type(model).__name__}, not an nn.Module", fix="pass the model itself")
-    rules, tuned = as_rules(rules), Base(base)
+    rules, tuned = as_rules(rules), base if isinstance(base, Base) else Base(base)
     model = unwrap(model)
     refuse_what_has_no_rule(model)
     refuse_sharing(model)
-    writers = [hints.writers] if isinstance(hints.writers, str) else hints.writers
-    with torch.device("cpu"):  # you may be inside `with torch.device("meta")`, but the proof needs numbers
-        specimen = choose_specimen(model, tuned, hints.specimen)
-        roles = {**rules.named_roles, **(hints.roles or {})}
-        anatomy = examine(specimen, example=hints.example, patterns=roles, writers=writers)
+    roles = {**rules.named_roles, **(hints.roles or {})}
+    find = partial(_anatomy, model, tuned, roles, hints)
+    anatomy = tuned.once("anatomy", find) if hints.specimen is None and tuned.is_small else find()
     own = OwnFactors(model, tuned, anatomy, hints.example)
     ratios = Ratios(anatomy, *_shapes(model, tuned, anatomy))
     parameters = {}
@@ -174,6 +186,13 @@ def resolve(model: nn.Module, base: BaseLike, rules: Rules | str, hints: Hints) 
     assumed = frozenset(name for name in parameters if ratios.is_assumed(name))
     scaling = Scaling(model, rules, "multiplier", *shapes, anatomy, with_c, placed, assumed, buffers)
     return replace(scaling, constructed=_constructed(model, with_c)), own
+
+
+def _anatomy(model: nn.Module, base: Base, roles: Mapping[str, Role], hints: Hints) -> Anatomy:
+    writers = [hints.writers] if isinstance(hints.writers, str) else hints.writers
+    with torch.device("cpu"):  # you may be inside `with torch.device("meta")`, but the proof needs numbers
+        specimen = choose_specimen(model, base, hints.specimen)
+        return examine(specimen, example=hints.example, patterns=roles, writers=writers)
 
 
 def _constructed(model: nn.Module, parameters: Table) -> dict[str, torch.Tensor]:
