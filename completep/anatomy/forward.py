@@ -11,7 +11,17 @@ from completep.anatomy.kinds import is_product
 from completep.anatomy.names import plain
 from completep.anatomy.proof import randomise_, set_parameters_, set_stream_scales_
 from completep.anatomy.roles import Anatomy
-from completep.anatomy.specimen import LARGEST_SPECIMEN, Base, copied, guess_example, on_meta, reduced, runnable, size
+from completep.anatomy.specimen import (
+    LARGEST_SPECIMEN,
+    Base,
+    copied,
+    guess_example,
+    on_cpu,
+    on_meta,
+    reduced,
+    runnable,
+    size,
+)
 from completep.anatomy.trace import Example, inputs_kept, logits_of, recording, results_of, run, stream_kept
 
 LARGEST_CHECKED = 100_000_000  # parameters of a model that is copied and run as a whole
@@ -190,7 +200,7 @@ class OwnFactors:
     @cached_property
     def here(self) -> ForwardFactors:
         """Of the whole model, which must not be on the meta device."""
-        with torch.device("cpu"):
+        with on_cpu():
             return measure_forward(self.model, self.anatomy, self.example)
 
     @property
@@ -203,7 +213,7 @@ class OwnFactors:
         """Of the model, or of a reduced copy if it is large or on the meta device. None if neither can be run."""
         if self.is_whole:
             return self.here
-        with torch.device("cpu"):
+        with on_cpu():
             small = reduced(self.model, self.anatomy.blocks, self._rows(), self._buffers)
             try:
                 if small is not None:
@@ -239,7 +249,7 @@ class OwnFactors:
     def _at_base(self) -> ForwardFactors | None:
         if self.base.real is None:
             return None
-        with torch.device("cpu"):
+        with on_cpu():
             factors = measure_forward(self.base.real, self.anatomy, self.example)
         template = self.anatomy.template
         attentions = {template(n): a for n, a in factors.attentions.items()}

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -55,6 +56,11 @@ def build(factory: Factory, device: str) -> nn.Module:
         what = f"the factory returned {type(model).__name__}, not an nn.Module"
         raise UserError(what, fix="base=lambda: MyModel(width=…, depth=…)")
     return model
+
+
+def on_cpu() -> AbstractContextManager[object]:
+    """Tensors are made on the CPU, also inside `with torch.device("meta")`. Every operation pays for that context."""
+    return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
 def size(model: nn.Module) -> int:

@@ -123,9 +123,19 @@ class Subject:
         return self.expected.anatomy
 
     @cached_property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """By name, as in `named_parameters`. To walk the modules of a deep model takes as long as a forward pass."""
+        return dict(named_parameters(self.model))
+
+    @cached_property
+    def depths(self) -> dict[str, int]:
+        """The number of blocks in each stack, by stem."""
+        return {stack.stem: stack.depth(self.parameters) for stack in self.anatomy.stacks}
+
+    @cached_property
     def settings(self) -> dict[str, Trained]:
         """The settings of every parameter that an optimizer trains."""
-        names = {id(p): name for name, p in named_parameters(self.model) if p.requires_grad}
+        names = {id(p): name for name, p in self.parameters.items() if p.requires_grad}
         trained: dict[str, Trained] = {}
         for optimizer in self.optimizers:
             has_eps = optimizer_kind(optimizer).column is Column.ADAM
@@ -143,7 +153,7 @@ class Subject:
     @cached_property
     def untrained(self) -> list[str]:
         """Templates of parameters that no optimizer trains, or that are frozen."""
-        names = [name for name, _ in named_parameters(self.model) if name not in self.settings]
+        names = [name for name in self.parameters if name not in self.settings]
         return list(dict.fromkeys(map(self.anatomy.template, names)))
 
     def expected_settings(self, name: str) -> Factors:
@@ -220,7 +230,7 @@ class Subject:
 
     @cached_property
     def columns(self) -> dict[str, Column]:
-        names = {id(p): name for name, p in named_parameters(self.model)}
+        names = {id(p): name for name, p in self.parameters.items()}
         return {
             names[id(p)]: optimizer_kind(optimizer).column
             for optimizer in self.optimizers
@@ -256,12 +266,12 @@ class Subject:
     def share(self, names: list[str]) -> float:
         """The share of a stack's blocks that have a parameter. It changes with depth if the first block lacks it."""
         stack = self.anatomy.stack_of(names[0])
-        return 1.0 if stack is None else stack.depth(names) / stack.depth(n for n, _ in named_parameters(self.model))
+        return 1.0 if stack is None else stack.depth(names) / self.depths[stack.stem]
 
     def roles(self) -> dict[Role, list[nn.Parameter]]:
         """The trained parameters of each role."""
         by_role: dict[Role, list[nn.Parameter]] = {}
-        for name, parameter in named_parameters(self.model):
+        for name, parameter in self.parameters.items():
             if parameter.requires_grad:
                 by_role.setdefault(self.anatomy.part(name).role, []).append(parameter)
         return by_role

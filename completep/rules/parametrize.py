@@ -16,7 +16,7 @@ from completep.anatomy.forward import OwnFactors
 from completep.anatomy.names import named_parameters, unwrap
 from completep.anatomy.ratios import Dimensions, Ratios, Shapes, product, shapes_of
 from completep.anatomy.roles import Anatomy
-from completep.anatomy.specimen import Base, Factory, choose_specimen
+from completep.anatomy.specimen import Base, Factory, choose_specimen, on_cpu
 from completep.anatomy.trace import Example, recording
 from completep.config import Shape
 from completep.errors import UserError, some
@@ -190,7 +190,7 @@ def resolve(model: nn.Module, base: BaseLike | Base, rules: Rules | str, hints: 
 
 def _anatomy(model: nn.Module, base: Base, roles: Mapping[str, Role], hints: Hints) -> Anatomy:
     writers = [hints.writers] if isinstance(hints.writers, str) else hints.writers
-    with torch.device("cpu"):  # you may be inside `with torch.device("meta")`, but the proof needs numbers
+    with on_cpu():  # you may be inside `with torch.device("meta")`, but the proof needs numbers
         specimen = choose_specimen(model, base, hints.specimen)
         return examine(specimen, example=hints.example, patterns=roles, writers=writers)
 
