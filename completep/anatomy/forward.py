@@ -1,6 +1,7 @@
 """The factors that a forward pass already contains, measured: the model may apply them anywhere."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 
 from completep.anatomy.heads import Attention, Recorder
 from completep.anatomy.kinds import is_product
+from completep.anatomy.modes import training_without_dropout
 from completep.anatomy.names import plain
 from completep.anatomy.proof import randomise_, set_parameters_, set_stream_scales_
 from completep.anatomy.roles import Anatomy
@@ -23,7 +25,9 @@ from completep.anatomy.specimen import (
     size,
 )
 from completep.anatomy.trace import Example, inputs_kept, logits_of, recording, results_of, run, stream_kept
+from completep.errors import UserError
 
+Place = tuple[str, str]  # what is multiplied there, and the name of the module or table
 LARGEST_CHECKED = 100_000_000  # parameters of a model that is copied and run as a whole
 
 
@@ -37,6 +41,22 @@ class ForwardFactors:
     attentions: dict[str, Attention]  # by name of the module
     unmeasured: dict[str, int]  # module → numbers summed in products of activations whose scale cannot be measured
     normed: dict[str, int]  # norm → how many numbers it returns, over all tokens and heads
+    training: "ForwardFactors | None" = None  # in training mode, if they are other ones there
+    drawn: bool = False  # they are other ones in training mode, and random
+
+    @property
+    def trained(self) -> "ForwardFactors":
+        """Those that a training run has."""
+        return self.training or self
+
+    def in_training(self) -> dict[Place, float]:
+        """What training mode multiplies by in addition."""
+        here, there = self._all(), self.trained._all()
+        return {name: there.get(name, value) / value for name, value in here.items() if value}
+
+    def _all(self) -> dict[Place, float]:
+        scales = {("q·k in ", name): attention.scale for name, attention in self.attentions.items()}
+        return {("", name): factor for name, factor in (self.sites | self.tables).items()} | scales
 
 
 class Probe:
@@ -52,13 +72,19 @@ class Probe:
 
 
 @recording()
-def measure_forward(model: nn.Module, anatomy: Anatomy, example: Example | None = None) -> ForwardFactors:
-    """Run a copy of the model once. With all writers at zero, only embeddings and probes reach the stream."""
-    return _measure(runnable(copied(model)), anatomy, example)
+def measure_forward(
+    model: nn.Module, anatomy: Anatomy, example: Example | None = None, *, training: bool = False
+) -> ForwardFactors:
+    """Run a copy of the model once. With all writers at zero, only embeddings and probes reach the stream.
+
+    With `training`, it is also run in training mode, where it may have other factors.
+    """
+    return _measure(runnable(copied(model)), anatomy, example, training=training)
 
 
-def _measure(model: nn.Module, anatomy: Anatomy, example: Example | None) -> ForwardFactors:
-    """This overwrites the weights of the model."""
+def _measure(model: nn.Module, anatomy: Anatomy, example: Example | None, *, training: bool) -> ForwardFactors:
+    """This overwrites the weights of the model, and leaves hooks on it."""
+    example = guess_example(model) if example is None else example
     randomise_(model)
     set_stream_scales_(model, anatomy.part)
     with torch.no_grad():
@@ -68,6 +94,29 @@ def _measure(model: nn.Module, anatomy: Anatomy, example: Example | None) -> For
     set_parameters_(model, _result_biases(model, anatomy))
     set_parameters_(model, _open_gates(model, anatomy))
     set_parameters_(model, _zero_writers(model, anatomy))
+    factors = _run(model, anatomy, example, inside)
+    return _with_training(factors, model, anatomy, example, inside) if training else factors
+
+
+def _with_training(
+    factors: ForwardFactors, model: nn.Module, anatomy: Anatomy, example: Example, inside: dict[str, float]
+) -> ForwardFactors:
+    """The factors of training mode beside those of evaluation mode. Random ones say nothing about the size."""
+    try:
+        with torch.random.fork_rng(devices=[]), training_without_dropout(model):
+            before = torch.random.get_rng_state()
+            trained = _run(model, anatomy, example, inside)
+            drawn = not torch.equal(before, torch.random.get_rng_state())
+    except (UserError, RuntimeError, KeyError, IndexError):  # the proof says if training mode cannot be run or seen
+        return factors
+    a, b = factors._all(), trained._all()
+    if all(abs(a[name] - b[name]) <= 1e-3 * abs(a[name]) for name in a.keys() & b.keys()):
+        return factors
+    return replace(factors, training=None if drawn else trained, drawn=drawn)
+
+
+def _run(model: nn.Module, anatomy: Anatomy, example: Example, inside: dict[str, float]) -> ForwardFactors:
+    """One forward pass, with probes."""
     # A table may scale its rows itself, so its own gradient counts. Of an input projection, its output is taken.
     tables = {t for t in anatomy.tables if isinstance(model.get_submodule(_site(t)), nn.Embedding)}
     projections = {_site(t): t for t in anatomy.tables if t not in tables}
@@ -80,7 +129,7 @@ def _measure(model: nn.Module, anatomy: Anatomy, example: Example | None) -> For
     norms = {n: _outputs(model, n) for n, _ in model.named_modules() if anatomy.template(n) in anatomy.norms}
     recorder = Recorder(model, lambda name: _may_make_queries(model, name, anatomy))
     with recorder, inputs_kept(model, *readouts) as kept, stream_kept(model, anatomy.tap) as streams:
-        output = run(model, guess_example(model) if example is None else example)
+        output = run(model, example)
     logits, stream = logits_of(output), streams[-1]
     results = [tensor for _, tensor in results_of(output) if tensor is not logits]
     zeros = {name: probe.zeros for name, probe in probes.items() if probe.zeros is not None}
@@ -201,7 +250,7 @@ class OwnFactors:
     def here(self) -> ForwardFactors:
         """Of the whole model, which must not be on the meta device."""
         with on_cpu():
-            return measure_forward(self.model, self.anatomy, self.example)
+            return measure_forward(self.model, self.anatomy, self.example, training=True)
 
     @property
     def is_whole(self) -> bool:
@@ -217,7 +266,7 @@ class OwnFactors:
             small = reduced(self.model, self.anatomy.blocks, self._rows(), self._buffers)
             try:
                 if small is not None:
-                    return _measure(small, self.anatomy, self.example)
+                    return _measure(small, self.anatomy, self.example, training=True)
                 why = f"even one block of it has more than {LARGEST_SPECIMEN:,} parameters"
             except Exception as error:  # the forward pass of any model may fail with fewer blocks than it expects
                 why = f"a copy with one block of each kind does not run ({type(error).__name__}: {error})"
@@ -250,11 +299,13 @@ class OwnFactors:
         if self.base.real is None:
             return None
         with on_cpu():
-            factors = measure_forward(self.base.real, self.anatomy, self.example)
-        template = self.anatomy.template
-        attentions = {template(n): a for n, a in factors.attentions.items()}
-        sites, inside = ({template(n): f for n, f in of.items()} for of in (factors.sites, factors.inside))
-        unmeasured, normed = (
-            {template(n): size for n, size in of.items()} for of in (factors.unmeasured, factors.normed)
-        )
-        return ForwardFactors(sites, inside, factors.tables, attentions, unmeasured, normed)
+            factors = measure_forward(self.base.real, self.anatomy, self.example, training=True)
+        return _by_template(factors, self.anatomy.template)
+
+
+def _by_template(factors: ForwardFactors, template: Callable[[str], str]) -> ForwardFactors:
+    attentions = {template(n): a for n, a in factors.attentions.items()}
+    sites, inside = ({template(n): f for n, f in of.items()} for of in (factors.sites, factors.inside))
+    unmeasured, normed = ({template(n): size for n, size in of.items()} for of in (factors.unmeasured, factors.normed))
+    training = None if factors.training is None else _by_template(factors.training, template)
+    return ForwardFactors(sites, inside, factors.tables, attentions, unmeasured, normed, training)

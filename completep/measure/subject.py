@@ -350,7 +350,7 @@ class Subjects:
             return self._under_rules(parametrize_on(self.examined, model, self.rules, hints), seed)
         if self.resolved is None:
             self.resolved, own = resolve(model, self.examined, reference(self.rules), hints)
-            self.factors = own.here if own.is_whole else None
+            self.factors = own.here.trained if own.is_whole else None
         return self._subject(self.resolved.on(model), optimizers)
 
     def _under_rules(self, scaling: Scaling, seed: int) -> Subject:

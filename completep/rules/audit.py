@@ -485,8 +485,8 @@ def _missing_multipliers(scaling: Scaling, own: OwnFactors) -> tuple[Mapping[str
     if here is None:
         return {}, [], ("the multipliers of the forward pass",)
     template = scaling.anatomy.template
-    base_sites = {} if at_base is None else at_base.sites
-    relative = {site: value / base_sites.get(template(site), 1.0) for site, value in here.sites.items()}
+    base_sites = {} if at_base is None else at_base.trained.sites
+    relative = {site: value / base_sites.get(template(site), 1.0) for site, value in here.trained.sites.items()}
     lacking: list[Multiplier] = []
     wrong: list[Departure] = []
     for m in scaling.multipliers:

@@ -210,3 +210,25 @@ def refuse_own_multipliers(own: OwnFactors) -> None:
             sizes = f"{expected:.4g} at the base, {value:.4g} here"
             what = f"the model itself multiplies '{name}' by a factor that depends on its size: {sizes}"
             raise UserError(what, fix="switch that off and let the rules do it; to check the model as it is, use audit")
+    _refuse_training_factors(own)
+
+
+def _refuse_training_factors(own: OwnFactors) -> None:
+    """A factor of training mode alone may be any constant, but no rule knows one that depends on the size."""
+    here, at_base = own.here_or_reduced, own.at_base
+    if here is None:
+        return
+    if here.drawn:
+        own.unchecked.append("the factors on branches in training mode, which draws random numbers")
+    there = {} if at_base is None else at_base.in_training()
+    for (inside, name), value in here.in_training().items():
+        expected = there.get((inside, own.anatomy.template(name)), 1.0)
+        if abs(value - expected) <= MEASURED * abs(expected):
+            continue
+        what = f"in training mode only, the model multiplies {inside}'{name}' by a factor"
+        if at_base is None:
+            own.unchecked.append(f"whether {what.replace('only, ', '')} that is the same at the base: {value:.4g} here")
+            continue
+        sizes = f"{expected:.4g} at the base, {value:.4g} here"
+        fix = "let forward do the same in both modes, or use one constant at every size"
+        raise UserError(f"{what} that depends on its size: {sizes}", fix=fix)
