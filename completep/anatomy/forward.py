@@ -1,12 +1,16 @@
 """The factors that a forward pass already contains, measured: the model may apply them anywhere."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
+from completep.anatomy.contractions import PRODUCTS
 from completep.anatomy.heads import Attention, Recorder
 from completep.anatomy.kinds import is_product
 from completep.anatomy.modes import training_without_dropout
@@ -27,6 +31,8 @@ from completep.anatomy.specimen import (
 from completep.anatomy.trace import Example, inputs_kept, logits_of, recording, results_of, run, stream_kept
 from completep.errors import UserError
 
+Key = TypeVar("Key", str, int)
+MULTIPLIES = (*PRODUCTS, "linear", "einsum", "mul", "__mul__", "__rmul__", "multiply")
 Place = tuple[str, str]  # what is multiplied there, and the name of the module or table
 LARGEST_CHECKED = 100_000_000  # parameters of a model that is copied and run as a whole
 
@@ -41,6 +47,7 @@ class ForwardFactors:
     attentions: dict[str, Attention]  # by name of the module
     unmeasured: dict[str, int]  # module → numbers summed in products of activations whose scale cannot be measured
     normed: dict[str, int]  # norm → how many numbers it returns, over all tokens and heads
+    bare: dict[str, float] = field(default_factory=dict)  # parameter at the end of a branch without a module → stream
     training: "ForwardFactors | None" = None  # in training mode, if they are other ones there
     drawn: bool = False  # they are other ones in training mode, and random
 
@@ -56,7 +63,7 @@ class ForwardFactors:
 
     def _all(self) -> dict[Place, float]:
         scales = {("q·k in ", name): attention.scale for name, attention in self.attentions.items()}
-        return {("", name): factor for name, factor in (self.sites | self.tables).items()} | scales
+        return {("", name): factor for name, factor in (self.sites | self.tables | self.bare).items()} | scales
 
 
 class Probe:
@@ -69,6 +76,29 @@ class Probe:
         first, *rest = output if isinstance(output, (tuple, list)) else (output,)
         self.zeros = torch.zeros_like(first, requires_grad=True)
         return first + self.zeros if isinstance(output, Tensor) else (first + self.zeros, *rest)
+
+
+class BareProbes(TorchFunctionMode):
+    """Adds zeros to the products with some parameters, which no module makes."""
+
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.names = {id(p): name for name, p in parameters.items()}
+        self.zeros: dict[str, list[Tensor]] = {}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        operands = [a for a in args if isinstance(a, Tensor)]
+        if getattr(func, "__name__", "") not in MULTIPLIES or len(operands) < 2 or not isinstance(result, Tensor):
+            return result
+        names = {self.names.get(id(a if a._base is None else a._base)) for a in operands} - {None}
+        if len(names) != 1:
+            return result
+        zeros = torch.zeros_like(result, requires_grad=True)
+        self.zeros.setdefault(names.pop() or "", []).append(zeros)
+        return result + zeros
 
 
 @recording()
@@ -128,13 +158,22 @@ def _run(model: nn.Module, anatomy: Anatomy, example: Example, inside: dict[str,
     readouts = {outlet.module: _outputs(model, outlet.module) for outlet in anatomy.outlets if outlet.module}
     norms = {n: _outputs(model, n) for n, _ in model.named_modules() if anatomy.template(n) in anatomy.norms}
     recorder = Recorder(model, lambda name: _may_make_queries(model, name, anatomy))
-    with recorder, inputs_kept(model, *readouts) as kept, stream_kept(model, anatomy.tap) as streams:
+    loose = {p for branch in anatomy.branches if branch.module is None for p in branch.parameters}
+    ending = {n: p for n, p in model.named_parameters() if anatomy.template(n) in loose}
+    bare = BareProbes(ending)
+    with (
+        bare if ending else nullcontext(),
+        recorder,
+        inputs_kept(model, *readouts) as kept,
+        stream_kept(model, anatomy.tap) as streams,
+    ):
         output = run(model, example)
     logits, stream = logits_of(output), streams[-1]
     results = [tensor for _, tensor in results_of(output) if tensor is not logits]
     zeros = {name: probe.zeros for name, probe in probes.items() if probe.zeros is not None}
     sites = {name: value * inside.get(name, 1.0) for name, value in _arriving(stream, zeros).items()}
     sites |= _experts(list(probes), sites, anatomy)
+    found = {name: sum(_arriving(stream, dict(enumerate(zeros))).values()) for name, zeros in bare.zeros.items()}
     embeddings = {table: sites.pop(site) for site, table in projections.items()}
     embeddings |= _arriving(stream, {name: model.get_parameter(name) for name in tables})
     for site, made in readouts.items():
@@ -145,7 +184,7 @@ def _run(model: nn.Module, anatomy: Anatomy, example: Example, inside: dict[str,
         arrives = sum(_arriving(result, {"": made[-1]})[""] for result in seen)
         sites[site] = arrives * inside.get(site, 1.0) * _logit_factor(model.get_submodule(site), x, made[-1])
     sizes = {name: made[0].numel() for name, made in norms.items() if made}
-    return ForwardFactors(sites, inside, embeddings, recorder.attentions(), recorder.unmeasured(), sizes)
+    return ForwardFactors(sites, inside, embeddings, recorder.attentions(), recorder.unmeasured(), sizes, found)
 
 
 def _experts(probed: list[str], sites: dict[str, float], anatomy: Anatomy) -> dict[str, float]:
@@ -203,7 +242,7 @@ def _zero_writers(model: nn.Module, anatomy: Anatomy) -> dict[str, float]:
     return {name: -anatomy.part(name).offset for name in names}
 
 
-def _arriving(stream: Tensor, sources: dict[str, Tensor]) -> dict[str, float]:
+def _arriving(stream: Tensor, sources: dict[Key, Tensor]) -> dict[Key, float]:
     """How much of a unit added at each source arrives in the stream. Pooling divides it among the tokens."""
     tensors = list(sources.values())
     grads = torch.autograd.grad(stream.sum(), tensors, retain_graph=True, allow_unused=True) if tensors else ()
@@ -260,8 +299,12 @@ class OwnFactors:
     @cached_property
     def here_or_reduced(self) -> ForwardFactors | None:
         """Of the model, or of a reduced copy if it is large or on the meta device. None if neither can be run."""
-        if self.is_whole:
-            return self.here
+        factors = self.here if self.is_whole else self._reduced()
+        if factors is not None and factors.drawn:
+            self.unchecked.append("the factors on branches in training mode, which draws random numbers")
+        return factors
+
+    def _reduced(self) -> ForwardFactors | None:
         with on_cpu():
             small = reduced(self.model, self.anatomy.blocks, self._rows(), self._buffers)
             try:
@@ -305,7 +348,9 @@ class OwnFactors:
 
 def _by_template(factors: ForwardFactors, template: Callable[[str], str]) -> ForwardFactors:
     attentions = {template(n): a for n, a in factors.attentions.items()}
-    sites, inside = ({template(n): f for n, f in of.items()} for of in (factors.sites, factors.inside))
+    sites, inside, bare = (
+        {template(n): f for n, f in of.items()} for of in (factors.sites, factors.inside, factors.bare)
+    )
     unmeasured, normed = ({template(n): size for n, size in of.items()} for of in (factors.unmeasured, factors.normed))
     training = None if factors.training is None else _by_template(factors.training, template)
-    return ForwardFactors(sites, inside, factors.tables, attentions, unmeasured, normed, training)
+    return ForwardFactors(sites, inside, factors.tables, attentions, unmeasured, normed, bare, training)

@@ -209,6 +209,8 @@ class Subject:
         """What the forward pass multiplies a parameter's product by on its way into the stream or the logits."""
         if name in self.forward.tables and not self.normed_entry:
             return abs(self.forward.tables[name])
+        if name in self.forward.bare:
+            return abs(self.forward.bare[name])
         module = self.site(name)
         return 1.0 if module is None else abs(self.forward.sites.get(module, 1.0))
 

@@ -93,9 +93,10 @@ def parametrize(
 def parametrize_on(base: Base, model: nn.Module, rules: Rules, hints: Hints) -> Scaling:
     """`parametrize` for one of many models with the same base, hints and rows by name.
 
-    The base is examined for the first of them.
+    The base is examined for the first of them. The style is folded where a multiplier has no module to act on.
     """
-    return _install(_prepare(model, base, rules, "multiplier", hints), "multiplier")
+    scaling = _prepare(model, base, rules, None, hints)
+    return _install(scaling, multipliers.possible_style(scaling.model, scaling.multipliers))
 
 
 def _install(scaling: Scaling, style: Style) -> Scaling:
@@ -134,15 +135,16 @@ def explain(
 
 
 @recording()
-def _prepare(model: nn.Module, base: BaseLike | Base, rules: Rules | str, style: Style, hints: Hints) -> Scaling:
-    """The table for this model, after everything that can refuse the model or the style."""
-    if style not in ("multiplier", "folded"):
+def _prepare(model: nn.Module, base: BaseLike | Base, rules: Rules | str, style: Style | None, hints: Hints) -> Scaling:
+    """The table for this model, after everything that can refuse the model or the style. None: any that is possible."""
+    if style not in ("multiplier", "folded", None):
         raise UserError(f"style={style!r}", fix="use 'multiplier' or 'folded'")
     if isinstance(model, nn.Module) and multipliers.installed(unwrap(model)):
         what = "this model is parametrized already: its multipliers would act twice"
         raise UserError(what, fix="build a new model; to see what was done to this one, use scaling.explain()")
     scaling, own = resolve(model, base, rules, hints)
     refuse_own_multipliers(own)
+    style = style or multipliers.possible_style(scaling.model, scaling.multipliers)
     multipliers.refuse_style(style, scaling.model, scaling.multipliers)
     unchecked = (*scaling.anatomy.unchecked, *dict.fromkeys(own.unchecked))
     return replace(scaling, unchecked=unchecked, origin=_origin(scaling, own.base))

@@ -197,7 +197,7 @@ def _assumed_exponent(table: str, scale: float, ratios: Ratios, own: OwnFactors)
 def refuse_own_multipliers(own: OwnFactors) -> None:
     """A model that already scales its branches or logits with its size would be scaled twice."""
     here, at_base = own.here_or_reduced, own.at_base
-    for name, value in ({} if here is None else here.sites).items():
+    for name, value in ({} if here is None else here.sites | here.bare).items():
         if at_base is None:
             if not abs(value - 1) <= MEASURED:
                 place = own.anatomy.template(name)
@@ -205,7 +205,7 @@ def refuse_own_multipliers(own: OwnFactors) -> None:
                     f"whether the factor {value:.4g} on '{place}' is the same at the base, which was not run"
                 )
             continue
-        expected = at_base.sites[own.anatomy.template(name)]
+        expected = (at_base.sites | at_base.bare)[own.anatomy.template(name)]
         if not abs(value - expected) <= MEASURED * abs(expected):
             sizes = f"{expected:.4g} at the base, {value:.4g} here"
             what = f"the model itself multiplies '{name}' by a factor that depends on its size: {sizes}"
@@ -218,8 +218,6 @@ def _refuse_training_factors(own: OwnFactors) -> None:
     here, at_base = own.here_or_reduced, own.at_base
     if here is None:
         return
-    if here.drawn:
-        own.unchecked.append("the factors on branches in training mode, which draws random numbers")
     there = {} if at_base is None else at_base.in_training()
     for (inside, name), value in here.in_training().items():
         expected = there.get((inside, own.anatomy.template(name)), 1.0)
