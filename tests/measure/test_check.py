@@ -271,6 +271,15 @@ def test_a_tiny_learning_rate_is_measured_exactly():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("exponent", [0.15, -0.15, 0.08])
+def test_a_learning_rate_that_is_a_little_wrong_is_not_called_a_wrong_weight_decay(exponent):
+    """The decay per step, η·λ, is typed and shows it exactly. λ alone is blamed where η is right."""
+    tensor = "blocks.*.mlp.up.weight"
+    for setting in ("learning rate", "weight decay"):
+        wrong = quick_check(faulty(tensor, setting, "width", exponent), axis="width")
+        assert {(f.tensor, f.setting) for f in wrong.culprits} == {(tensor, setting)}
+
+
 def test_a_growing_head_needs_its_scale():
     def growing(width, depth):
         model = zoo.huggingface("Llama", **{**zoo.LLAMA_LIKE, "head_dim": width // 2,
