@@ -20,7 +20,7 @@ from completep import paper
 from completep.anatomy.forward import ForwardFactors, measure_forward
 from completep.anatomy.names import named_parameters
 from completep.anatomy.roles import Anatomy
-from completep.anatomy.specimen import Base, build, guess_example
+from completep.anatomy.specimen import Base, build, guess_example, size
 from completep.anatomy.trace import call, find_logits, logits_of
 from completep.config import Shape
 from completep.errors import UserError
@@ -33,6 +33,7 @@ Inputs = Tensor | tuple[object, ...] | dict[str, object]  # as forward takes the
 Batch = tuple[Inputs, Tensor]  # and the target classes
 Batches = Callable[[int], Batch]
 OptimizerName = Literal["adamw", "sgd", "muon"]
+LARGEST_KEPT = 2_000_000  # parameters of a model that a family keeps
 NO_RULES = replace(SP, key="none", name="no rules")  # a model as its constructor made it, with one AdamW group
 
 
@@ -371,15 +372,19 @@ class Subjects:
 
 
 class Family:
-    """All sizes of what is checked. What does not depend on the size is built and examined once per process."""
+    """All sizes of what is checked. What does not depend on the size is built and examined once per process.
+
+    Small models are kept as well, for further seeds.
+    """
 
     def __init__(self, source: Source, setting: Setting) -> None:
         self.source, self.setting = source, setting
         self._bases: dict[Hashable, Base] = {}
+        self._kept: dict[Hashable, Subjects] = {}
 
-    def __getstate__(self) -> dict[str, object]:
-        """What another process needs. It builds the base again: not every model can be sent."""
-        return {"source": self.source, "setting": self.setting, "_bases": {}}
+    def __reduce__(self) -> tuple[type["Family"], tuple[Source, Setting]]:
+        """What another process needs. It builds the models again: not every model can be sent."""
+        return Family, (self.source, self.setting)
 
     @cached_property
     def base(self) -> nn.Module:
@@ -395,8 +400,15 @@ class Family:
 
     def subjects(self, shape: Shape, rules: Rules, grown: Mapping[str, object] | None = None) -> "Subjects":
         """`grown` are arguments that are other than the base's."""
-        source = replace(self.source, grown=grown or {})
-        return Subjects(source, self.base, shape, rules, self.setting, self.example, self._examined(rules))
+        source, base = replace(self.source, grown=grown or {}), self.source.base
+        key = (shape, rules.key, rules.named, rules.axes, tuple(source.grown.items()))
+        if key in self._kept:
+            return self._kept[key]
+        made = Subjects(source, self.base, shape, rules, self.setting, self.example, self._examined(rules))
+        about = size(self.base) * (shape.width / base.width) ** 2 * shape.depth / base.depth
+        if about <= LARGEST_KEPT:
+            self._kept[key] = made
+        return made
 
     def _examined(self, rules: Rules) -> Base:
         """Rows by name give roles, so what is found on a base holds for rules with the same rows."""

@@ -146,13 +146,14 @@ def survey(
     workers: int | None = None,
     progress: Progress = quiet,
     kept: "Keeper | None" = None,
+    family: Family | None = None,
 ) -> Survey:
     """Measure every parameterization at every shape, and at the base's shape along further axes.
 
     The first size of a further axis is the base's. With `steps`, the model is trained for so many steps first. What
-    `kept` has is not measured again.
+    `kept` has is not measured again. Several surveys of one source and setting share a `family`.
     """
-    family = Family(source, setting)
+    family = family or Family(source, setting)
     limit = limit or _find_limit(family, rules[0], near_limit=near_limit)
     distinct = {r.key: r for r in rules}.values()
     axes = {axis: sizes[0] for axis, sizes in (further or {}).items()}
@@ -312,7 +313,10 @@ def _find_limit(family: Family, rules: Rules, *, near_limit: bool) -> Limit:
     with speaking_of(f"the base, width {base.width}, depth {base.depth}"):
         subject, batch = family.subjects(base, rules).start(0), family.batch(0)
         refuse_randomness(subject, batch)
-        return _limit(base, subject, batch, near_limit=near_limit)
+        limit = _limit(base, subject, batch, near_limit=near_limit)
+        undone = {t: 1 / limit.scale if t in subject.writers else 1.0 for t in subject.anatomy.parts}
+        scale_(subject, undone.__getitem__)  # frozen weights are kept
+        return limit
 
 
 def _limit(base: Shape, subject: Subject, batch: Batch, *, near_limit: bool) -> Limit:

@@ -3,6 +3,7 @@
 import json
 import math
 from functools import partial
+from importlib import import_module
 
 import numpy as np
 import polars as pl
@@ -15,6 +16,7 @@ from completep.cli import main
 from completep.config import Shape
 from completep.errors import UserError
 from completep.measure import check as check_module
+from completep.measure import subject as subject_module
 from completep.measure.diagnosis import BAND, culprits, judge_survey, overall
 from completep.measure.subject import Setting, Source, Subjects, random_batch, reference
 from completep.measure.survey import NEAR, find_limit, survey
@@ -461,6 +463,24 @@ def test_more_seeds_are_added_where_an_interval_is_too_wide(monkeypatch):
 
 
 @pytest.mark.slow
+def test_the_base_is_examined_once_for_all_shapes_and_seeds(monkeypatch):
+    examined = []
+    module = import_module("completep.rules.parametrize")
+    plain = module.examine
+    monkeypatch.setattr(module, "examine", lambda *a, **k: examined.append(1) or plain(*a, **k))
+    checked = quick_check(axis="depth")
+    assert (checked.verdict, len(examined)) == ("PASS", 1)
+    quick_check(rules=["completep", "mup"], axis="depth")
+    assert len(examined) == 2
+
+
+def test_a_large_model_is_not_kept_and_gives_the_same_numbers(monkeypatch):
+    kept = quick_check(rules="mup", axis="depth")
+    assert "multiplier" in {f.setting for f in kept.culprits}  # so there was a second survey, of the same models
+    monkeypatch.setattr(subject_module, "LARGEST_KEPT", 0)
+    assert quick_check(rules="mup", axis="depth").to_json() == kept.to_json()
+
+
 def test_nan_passes_nothing():
     """Every quantity of every tensor set to NaN, one at a time, at the largest size: never PASS."""
     source = Source(pairs.model, Shape(*BASE))
