@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,6 @@ from completep.anatomy.specimen import (
 from completep.anatomy.trace import Example, inputs_kept, logits_of, recording, results_of, run, stream_kept
 from completep.errors import UserError
 
-Key = TypeVar("Key", str, int)
 MULTIPLIES = (*PRODUCTS, "linear", "einsum", "mul", "__mul__", "__rmul__", "multiply")
 Place = tuple[str, str]  # what is multiplied there, and the name of the module or table
 LARGEST_CHECKED = 100_000_000  # parameters of a model that is copied and run as a whole
@@ -173,7 +172,7 @@ def _run(model: nn.Module, anatomy: Anatomy, example: Example, inside: dict[str,
     zeros = {name: probe.zeros for name, probe in probes.items() if probe.zeros is not None}
     sites = {name: value * inside.get(name, 1.0) for name, value in _arriving(stream, zeros).items()}
     sites |= _experts(list(probes), sites, anatomy)
-    found = {name: sum(_arriving(stream, dict(enumerate(zeros))).values()) for name, zeros in bare.zeros.items()}
+    found = {name: _mean_gradient(stream, zeros) for name, zeros in bare.zeros.items()}
     embeddings = {table: sites.pop(site) for site, table in projections.items()}
     embeddings |= _arriving(stream, {name: model.get_parameter(name) for name in tables})
     for site, made in readouts.items():
@@ -242,7 +241,13 @@ def _zero_writers(model: nn.Module, anatomy: Anatomy) -> dict[str, float]:
     return {name: -anatomy.part(name).offset for name in names}
 
 
-def _arriving(stream: Tensor, sources: dict[Key, Tensor]) -> dict[Key, float]:
+def _mean_gradient(stream: Tensor, sources: list[Tensor]) -> float:
+    """How much of a unit in one entry arrives. The products of several heads may be added up later."""
+    grads = torch.autograd.grad(stream.sum(), sources, retain_graph=True, allow_unused=True)
+    return sum(g.sum().item() for g in grads if g is not None) / sum(source.numel() for source in sources)
+
+
+def _arriving(stream: Tensor, sources: dict[str, Tensor]) -> dict[str, float]:
     """How much of a unit added at each source arrives in the stream. Pooling divides it among the tokens."""
     tensors = list(sources.values())
     grads = torch.autograd.grad(stream.sum(), tensors, retain_graph=True, allow_unused=True) if tensors else ()

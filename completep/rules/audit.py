@@ -137,7 +137,7 @@ def audit(
 ) -> Audit:
     """Compare your model and optimizer with what `rules` prescribe.
 
-    A base factory is called twice, as in `parametrize`; then copies of the base and of your model are run once each.
+    A base factory is called twice, as in `parametrize`; then copies of the base and of your model are run twice each.
 
     Args:
         model: your model, as you would train it. The arguments that are not listed here are those of `parametrize`.

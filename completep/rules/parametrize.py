@@ -67,7 +67,7 @@ def parametrize(
 
     A base factory is called twice: once on the meta device and once for real. The real copy is run three times, and
     twice more for each kind of branch, to find and prove the roles: seven times for attention and MLP. Then copies of
-    the base and of your model are run once each, to measure the factors that they already contain. For a model on the
+    the base and of your model are run twice each, to measure the factors that they already contain. For a model on the
     meta device or with more than 100M parameters this is a reduced copy, with one block of each kind. If the base is a
     Shape, a copy of your model is run instead. `Scaling.unchecked` says what could not be checked.
 
