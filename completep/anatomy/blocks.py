@@ -50,7 +50,7 @@ def find_stacks(model: nn.Module) -> tuple[Stack, ...]:
         stem = name.rstrip("0123456789")
         if stem == name or name.startswith(inside) or not _counts(stem, modules):
             continue
-        single = is_product(module) or not any(True for _ in module.children())
+        single = _is_single_layer(module)
         (single_layers if single else blocks).setdefault(stem, []).append(name)
         inside = inside if single else (*inside, name + ".")
     for stem, members in blocks.items():
@@ -59,6 +59,12 @@ def find_stacks(model: nn.Module) -> tuple[Stack, ...]:
             what = f"'{others[0]}' ({kind}) is numbered among the blocks {some(members, 3)}"
             raise UserError(what, fix="keep the blocks in a separate nn.ModuleList or nn.Sequential")
     return tuple(Stack(stem, lists=_expert_lists(model, Stack(stem))) for stem in blocks)
+
+
+def _is_single_layer(module: nn.Module) -> bool:
+    """A block reads and writes, so it has two matrices. It may hold them itself, without modules."""
+    matrices = [p for p in module.parameters(recurse=False) if p.dim() > 1]
+    return is_product(module) or (len(matrices) < 2 and not any(True for _ in module.children()))
 
 
 def find_tables(model: nn.Module, stacks: Sequence["Stack"]) -> tuple[Stack, ...]:

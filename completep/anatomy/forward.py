@@ -1,19 +1,38 @@
 """The factors that a forward pass already contains, measured: the model may apply them anywhere."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
+from completep.anatomy.contractions import PRODUCTS
 from completep.anatomy.heads import Attention, Recorder
 from completep.anatomy.kinds import is_product
+from completep.anatomy.modes import training_without_dropout
 from completep.anatomy.names import plain
 from completep.anatomy.proof import randomise_, set_parameters_, set_stream_scales_
 from completep.anatomy.roles import Anatomy
-from completep.anatomy.specimen import LARGEST_SPECIMEN, Base, copied, guess_example, on_meta, reduced, runnable, size
+from completep.anatomy.specimen import (
+    LARGEST_SPECIMEN,
+    Base,
+    copied,
+    guess_example,
+    on_cpu,
+    on_meta,
+    reduced,
+    runnable,
+    size,
+)
 from completep.anatomy.trace import Example, inputs_kept, logits_of, recording, results_of, run, stream_kept
+from completep.errors import UserError
 
+MULTIPLIES = (*PRODUCTS, "linear", "einsum", "mul", "__mul__", "__rmul__", "multiply")
+Place = tuple[str, str]  # what is multiplied there, and the name of the module or table
 LARGEST_CHECKED = 100_000_000  # parameters of a model that is copied and run as a whole
 
 
@@ -27,6 +46,23 @@ class ForwardFactors:
     attentions: dict[str, Attention]  # by name of the module
     unmeasured: dict[str, int]  # module → numbers summed in products of activations whose scale cannot be measured
     normed: dict[str, int]  # norm → how many numbers it returns, over all tokens and heads
+    bare: dict[str, float] = field(default_factory=dict)  # parameter at the end of a branch without a module → stream
+    training: "ForwardFactors | None" = None  # in training mode, if they are other ones there
+    drawn: bool = False  # they are other ones in training mode, and random
+
+    @property
+    def trained(self) -> "ForwardFactors":
+        """Those that a training run has."""
+        return self.training or self
+
+    def in_training(self) -> dict[Place, float]:
+        """What training mode multiplies by in addition."""
+        here, there = self._all(), self.trained._all()
+        return {name: there.get(name, value) / value for name, value in here.items() if value}
+
+    def _all(self) -> dict[Place, float]:
+        scales = {("q·k in ", name): attention.scale for name, attention in self.attentions.items()}
+        return {("", name): factor for name, factor in (self.sites | self.tables | self.bare).items()} | scales
 
 
 class Probe:
@@ -41,14 +77,43 @@ class Probe:
         return first + self.zeros if isinstance(output, Tensor) else (first + self.zeros, *rest)
 
 
+class BareProbes(TorchFunctionMode):
+    """Adds zeros to the products with some parameters, which no module makes."""
+
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.names = {id(p): name for name, p in parameters.items()}
+        self.zeros: dict[str, list[Tensor]] = {}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        operands = [a for a in args if isinstance(a, Tensor)]
+        if getattr(func, "__name__", "") not in MULTIPLIES or len(operands) < 2 or not isinstance(result, Tensor):
+            return result
+        names = {self.names.get(id(a if a._base is None else a._base)) for a in operands} - {None}
+        if len(names) != 1:
+            return result
+        zeros = torch.zeros_like(result, requires_grad=True)
+        self.zeros.setdefault(names.pop() or "", []).append(zeros)
+        return result + zeros
+
+
 @recording()
-def measure_forward(model: nn.Module, anatomy: Anatomy, example: Example | None = None) -> ForwardFactors:
-    """Run a copy of the model once. With all writers at zero, only embeddings and probes reach the stream."""
-    return _measure(runnable(copied(model)), anatomy, example)
+def measure_forward(
+    model: nn.Module, anatomy: Anatomy, example: Example | None = None, *, training: bool = False
+) -> ForwardFactors:
+    """Run a copy of the model once. With all writers at zero, only embeddings and probes reach the stream.
+
+    With `training`, it is also run in training mode, where it may have other factors.
+    """
+    return _measure(runnable(copied(model)), anatomy, example, training=training)
 
 
-def _measure(model: nn.Module, anatomy: Anatomy, example: Example | None) -> ForwardFactors:
-    """This overwrites the weights of the model."""
+def _measure(model: nn.Module, anatomy: Anatomy, example: Example | None, *, training: bool) -> ForwardFactors:
+    """This overwrites the weights of the model, and leaves hooks on it."""
+    example = guess_example(model) if example is None else example
     randomise_(model)
     set_stream_scales_(model, anatomy.part)
     with torch.no_grad():
@@ -58,6 +123,29 @@ def _measure(model: nn.Module, anatomy: Anatomy, example: Example | None) -> For
     set_parameters_(model, _result_biases(model, anatomy))
     set_parameters_(model, _open_gates(model, anatomy))
     set_parameters_(model, _zero_writers(model, anatomy))
+    factors = _run(model, anatomy, example, inside)
+    return _with_training(factors, model, anatomy, example, inside) if training else factors
+
+
+def _with_training(
+    factors: ForwardFactors, model: nn.Module, anatomy: Anatomy, example: Example, inside: dict[str, float]
+) -> ForwardFactors:
+    """The factors of training mode beside those of evaluation mode. Random ones say nothing about the size."""
+    try:
+        with torch.random.fork_rng(devices=[]), training_without_dropout(model):
+            before = torch.random.get_rng_state()
+            trained = _run(model, anatomy, example, inside)
+            drawn = not torch.equal(before, torch.random.get_rng_state())
+    except (UserError, RuntimeError, KeyError, IndexError):  # the proof says if training mode cannot be run or seen
+        return factors
+    a, b = factors._all(), trained._all()
+    if all(abs(a[name] - b[name]) <= 1e-3 * abs(a[name]) for name in a.keys() & b.keys()):
+        return factors
+    return replace(factors, training=None if drawn else trained, drawn=drawn)
+
+
+def _run(model: nn.Module, anatomy: Anatomy, example: Example, inside: dict[str, float]) -> ForwardFactors:
+    """One forward pass, with probes."""
     # A table may scale its rows itself, so its own gradient counts. Of an input projection, its output is taken.
     tables = {t for t in anatomy.tables if isinstance(model.get_submodule(_site(t)), nn.Embedding)}
     projections = {_site(t): t for t in anatomy.tables if t not in tables}
@@ -69,13 +157,22 @@ def _measure(model: nn.Module, anatomy: Anatomy, example: Example | None) -> For
     readouts = {outlet.module: _outputs(model, outlet.module) for outlet in anatomy.outlets if outlet.module}
     norms = {n: _outputs(model, n) for n, _ in model.named_modules() if anatomy.template(n) in anatomy.norms}
     recorder = Recorder(model, lambda name: _may_make_queries(model, name, anatomy))
-    with recorder, inputs_kept(model, *readouts) as kept, stream_kept(model, anatomy.tap) as streams:
-        output = run(model, guess_example(model) if example is None else example)
+    loose = {p for branch in anatomy.branches if branch.module is None for p in branch.parameters}
+    ending = {n: p for n, p in model.named_parameters() if anatomy.template(n) in loose}
+    bare = BareProbes(ending)
+    with (
+        bare if ending else nullcontext(),
+        recorder,
+        inputs_kept(model, *readouts) as kept,
+        stream_kept(model, anatomy.tap) as streams,
+    ):
+        output = run(model, example)
     logits, stream = logits_of(output), streams[-1]
     results = [tensor for _, tensor in results_of(output) if tensor is not logits]
     zeros = {name: probe.zeros for name, probe in probes.items() if probe.zeros is not None}
     sites = {name: value * inside.get(name, 1.0) for name, value in _arriving(stream, zeros).items()}
     sites |= _experts(list(probes), sites, anatomy)
+    on_bare = {name: _mean_gradient(stream, zeros) for name, zeros in bare.zeros.items()}
     embeddings = {table: sites.pop(site) for site, table in projections.items()}
     embeddings |= _arriving(stream, {name: model.get_parameter(name) for name in tables})
     for site, made in readouts.items():
@@ -86,7 +183,7 @@ def _measure(model: nn.Module, anatomy: Anatomy, example: Example | None) -> For
         arrives = sum(_arriving(result, {"": made[-1]})[""] for result in seen)
         sites[site] = arrives * inside.get(site, 1.0) * _logit_factor(model.get_submodule(site), x, made[-1])
     sizes = {name: made[0].numel() for name, made in norms.items() if made}
-    return ForwardFactors(sites, inside, embeddings, recorder.attentions(), recorder.unmeasured(), sizes)
+    return ForwardFactors(sites, inside, embeddings, recorder.attentions(), recorder.unmeasured(), sizes, on_bare)
 
 
 def _experts(probed: list[str], sites: dict[str, float], anatomy: Anatomy) -> dict[str, float]:
@@ -144,6 +241,12 @@ def _zero_writers(model: nn.Module, anatomy: Anatomy) -> dict[str, float]:
     return {name: -anatomy.part(name).offset for name in names}
 
 
+def _mean_gradient(stream: Tensor, sources: list[Tensor]) -> float:
+    """How much of a unit in one entry arrives. The products of several heads may be added up later."""
+    grads = torch.autograd.grad(stream.sum(), sources, retain_graph=True, allow_unused=True)
+    return sum(g.sum().item() for g in grads if g is not None) / sum(source.numel() for source in sources)
+
+
 def _arriving(stream: Tensor, sources: dict[str, Tensor]) -> dict[str, float]:
     """How much of a unit added at each source arrives in the stream. Pooling divides it among the tokens."""
     tensors = list(sources.values())
@@ -190,8 +293,8 @@ class OwnFactors:
     @cached_property
     def here(self) -> ForwardFactors:
         """Of the whole model, which must not be on the meta device."""
-        with torch.device("cpu"):
-            return measure_forward(self.model, self.anatomy, self.example)
+        with on_cpu():
+            return measure_forward(self.model, self.anatomy, self.example, training=True)
 
     @property
     def is_whole(self) -> bool:
@@ -201,13 +304,17 @@ class OwnFactors:
     @cached_property
     def here_or_reduced(self) -> ForwardFactors | None:
         """Of the model, or of a reduced copy if it is large or on the meta device. None if neither can be run."""
-        if self.is_whole:
-            return self.here
-        with torch.device("cpu"):
+        factors = self.here if self.is_whole else self._reduced()
+        if factors is not None and factors.drawn:
+            self.unchecked.append("the factors on branches in training mode, which draws random numbers")
+        return factors
+
+    def _reduced(self) -> ForwardFactors | None:
+        with on_cpu():
             small = reduced(self.model, self.anatomy.blocks, self._rows(), self._buffers)
             try:
                 if small is not None:
-                    return _measure(small, self.anatomy, self.example)
+                    return _measure(small, self.anatomy, self.example, training=True)
                 why = f"even one block of it has more than {LARGEST_SPECIMEN:,} parameters"
             except Exception as error:  # the forward pass of any model may fail with fewer blocks than it expects
                 why = f"a copy with one block of each kind does not run ({type(error).__name__}: {error})"
@@ -226,23 +333,29 @@ class OwnFactors:
 
     @property
     def _buffers(self) -> dict[str, Tensor]:
-        small = self.base.model is not None and size(self.base.model) <= LARGEST_SPECIMEN
-        return dict(self.base.real.named_buffers()) if small and self.base.real is not None else {}
+        return dict(self.base.real.named_buffers()) if self.base.is_small and self.base.real is not None else {}
 
     @cached_property
     def at_base(self) -> ForwardFactors | None:
         """By template; None if the base is only a Shape, or too large to run."""
-        if self.base.model is not None and size(self.base.model) > LARGEST_SPECIMEN:
+        if self.base.model is not None and not self.base.is_small:
             self.unchecked.append("whether the model scales itself with its size: the base is too large to run")
             return None
+        return self.base.once("factors", self._at_base)
+
+    def _at_base(self) -> ForwardFactors | None:
         if self.base.real is None:
             return None
-        with torch.device("cpu"):
-            factors = measure_forward(self.base.real, self.anatomy, self.example)
-        template = self.anatomy.template
-        attentions = {template(n): a for n, a in factors.attentions.items()}
-        sites, inside = ({template(n): f for n, f in of.items()} for of in (factors.sites, factors.inside))
-        unmeasured, normed = (
-            {template(n): size for n, size in of.items()} for of in (factors.unmeasured, factors.normed)
-        )
-        return ForwardFactors(sites, inside, factors.tables, attentions, unmeasured, normed)
+        with on_cpu():
+            factors = measure_forward(self.base.real, self.anatomy, self.example, training=True)
+        return _by_template(factors, self.anatomy.template)
+
+
+def _by_template(factors: ForwardFactors, template: Callable[[str], str]) -> ForwardFactors:
+    attentions = {template(n): a for n, a in factors.attentions.items()}
+    sites, inside, bare = (
+        {template(n): f for n, f in of.items()} for of in (factors.sites, factors.inside, factors.bare)
+    )
+    unmeasured, normed = ({template(n): size for n, size in of.items()} for of in (factors.unmeasured, factors.normed))
+    training = None if factors.training is None else _by_template(factors.training, template)
+    return ForwardFactors(sites, inside, factors.tables, attentions, unmeasured, normed, bare, training)

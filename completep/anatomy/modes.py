@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 DROPOUTS = {
@@ -15,7 +15,10 @@ DROPOUTS = {
 
 
 class NoDropout(TorchFunctionMode):
-    """Dropout returns its input, also where a model calls the function instead of a module."""
+    """Dropout returns its input, also where a model calls the function instead of a module.
+
+    Masks of stochastic depth hold their expected values.
+    """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -23,6 +26,9 @@ class NoDropout(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func in DROPOUTS:
             return args[0] if args else kwargs["input"]
+        if func is Tensor.bernoulli_:
+            tensor, p = args[0], args[1] if len(args) > 1 else kwargs.get("p", 0.5)
+            return tensor.copy_(p) if isinstance(p, Tensor) else tensor.fill_(p)
         if func is F.scaled_dot_product_attention:
             kwargs |= {"dropout_p": 0.0} if len(args) < 5 else {}
             args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args  # query, key, value, mask, dropout_p, …

@@ -9,6 +9,7 @@ Comparisons are written so that NaN fails them. Numbers that are not finite are 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -77,7 +78,7 @@ def prove(d: Dissection, parts: Parts, heads: Sequence[Head], example: Example) 
     values = {name: d.trace.model.get_parameter(name).detach().clone() for name in d.writer_names}
     set_parameters_(d.trace.model, {name: -parts[name].offset for name in values})
     t = trace(d.trace.model, example)
-    _check_stream(d, t)
+    _check_stream(d, t, example)
     scales = _embedding_scales(d, t)  # first, since the next lines change parameters that this graph needs
     unchecked = _check_training_mode(d, example)
     _check_branches(d, parts, values, example, d.tap.seen(t).detach())
@@ -107,7 +108,7 @@ def _refuse_nonfinite(d: Dissection, t: Trace, when: str) -> None:
     raise UserError(what, fix="let it return finite numbers, also for an input of zeros: a norm needs an eps")
 
 
-def _check_stream(d: Dissection, t: Trace, mode: str = "") -> None:
+def _check_stream(d: Dissection, t: Trace, example: Example, mode: str = "") -> None:
     """Every module that reads or returns the stream must see the same stream. A bare branch returns nothing."""
     _refuse_nonfinite(d, t, f"with all writers at zero{mode}")
     first = t.inputs[d.readers[0]]
@@ -115,20 +116,38 @@ def _check_stream(d: Dissection, t: Trace, mode: str = "") -> None:
     def difference(x: Tensor) -> float:  # a pooled stream has a different size and cannot be compared
         return relative(x.reshape(first.shape) - first, first) if x.numel() == first.numel() else 0.0
 
+    def refuse(what: str, size: float) -> None:
+        _refuse_noise(d, example, mode)
+        raise _leak(what, size, d, mode)
+
     for name in d.readers:
         if not (size := difference(t.inputs[name])) <= TOLERANCE:
-            raise _leak(f"the stream before '{name}' is not what it was before '{d.readers[0]}'", size, d, mode)
+            refuse(f"the stream before '{name}' is not what it was before '{d.readers[0]}'", size)
     for name in d.carriers:
         if not (size := difference(t.outputs[name])) <= TOLERANCE and not relative(t.outputs[name], first) <= TOLERANCE:
-            raise _leak(f"'{name}' still changes the residual stream", size, d, mode)
+            refuse(f"'{name}' still changes the residual stream", size)
     if not (size := difference(d.tap.seen(t))) <= TOLERANCE:
-        raise _leak("the stream after the last block is not what it was before the first", size, d, mode)
+        refuse("the stream after the last block is not what it was before the first", size)
+
+
+@torch.no_grad()
+def _refuse_noise(d: Dissection, example: Example, mode: str = "") -> None:
+    """Where the proof fails, the reason may be that two passes over one input differ."""
+    with training_without_dropout(d.trace.model) if mode else nullcontext():
+        one, two = (stream_of(d.trace.model, d.tap, example)[0] for _ in range(2))
+    if torch.equal(one, two):
+        return
+    what = f"forward draws random numbers{mode or ' in evaluation mode'}, and they reach the residual stream: "
+    places = "inside a branch or on the embedding, since noise on the stream adds up over depth"
+    fix = f"remove the noise, or add it {places}" if mode else f"remove the noise, or add it only in training, {places}"
+    raise UserError(f"{what}two passes over one input differ by {relative(two - one, one):.2g}", fix=fix)
 
 
 def _check_training_mode(d: Dissection, example: Example) -> tuple[str, ...]:
     """A branch that runs only in training mode would have no multiplier."""
     try:
-        with training_without_dropout(d.trace.model):
+        with torch.random.fork_rng(devices=[]), training_without_dropout(d.trace.model):
+            torch.default_generator.manual_seed(0)  # layers that are dropped at random are always the same ones
             t = trace(d.trace.model, example)
     except UserError as error:
         return (f"training mode, in which the model cannot be run on the example: {error.what}",)
@@ -142,13 +161,15 @@ def _check_training_mode(d: Dissection, example: Example) -> tuple[str, ...]:
     missing = [n for n in given if n not in t.inputs] + [n for n in returned if n not in t.outputs]
     if missing:
         return (f"training mode, in which {some(missing)} did not run",)
-    _check_stream(d, t, " in training mode")
+    _check_stream(d, t, example, " in training mode")
     return ()
 
 
 def _leak(what: str, size: float, d: Dissection, mode: str) -> UserError:
     writers = some(sorted({d.template(n) for n in d.writer_names}), 4)
     leak = f"with all writers ({writers}) at zero{mode}, {what}: the relative difference is {size:.2g}"
+    if mode:  # in evaluation mode the same writers are all
+        return UserError(leak, fix="let forward do the same in both modes, except for dropout")
     return UserError(leak, fix="name all writers: writers=[…]; a block must be x + f(x), and not scale or normalise x")
 
 
@@ -167,13 +188,16 @@ def _check_branches(d: Dissection, parts: Parts, values: Mapping[str, Tensor], e
         for k in (1.0, 2.0):
             set_parameters_(model, {n: k * (values[n] + parts[n].offset) - parts[n].offset for n in enders})
             added.append(stream_of(model, d.tap, example)[0] - rest)
-        set_parameters_(model, {n: -parts[n].offset for n in enders})
         once, twice = added
         writers = ", ".join(leaf.parameters)
+        linear = relative(twice - 2 * once, once) <= 10 * TOLERANCE
+        if not linear:
+            _refuse_noise(d, example)
+        set_parameters_(model, {n: -parts[n].offset for n in enders})
         if not relative(once, rest) > TOLERANCE:
             what = f"{writers}: named as a writer, but adds nothing to the stream without the others"
             raise UserError(what, fix="name only the parameters of the last operation of each branch")
-        if not relative(twice - 2 * once, once) <= 10 * TOLERANCE:
+        if not linear:
             what = f"a branch is not linear in {writers}: doubling them does not double what it adds to the stream"
             fix = "end the branch in a plain linear layer or norm that is used once, with nothing after it"
             raise UserError(what, fix=fix)

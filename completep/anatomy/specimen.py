@@ -2,9 +2,11 @@
 
 import copy
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +20,7 @@ LARGEST_SPECIMEN = 300_000_000  # parameters; 1.2 GB in float32
 ROWS = 64  # of the tables in a reduced copy
 
 Factory = Callable[[], nn.Module]
+Known = TypeVar("Known")
 
 
 class _NothingDrawn(TorchFunctionMode):
@@ -56,6 +59,11 @@ def build(factory: Factory, device: str) -> nn.Module:
     return model
 
 
+def on_cpu() -> AbstractContextManager[object]:
+    """Tensors are made on the CPU, also inside `with torch.device("meta")`. Every operation pays for that context."""
+    return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
+
+
 def size(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
@@ -71,7 +79,13 @@ def runnable(model: nn.Module) -> nn.Module:
 
 def copied(model: nn.Module, memo: Mapping[int, object] | None = None) -> nn.Module:
     """A deep copy. `memo` says what stands in the copy for an object, by its id."""
-    return copy.deepcopy(model, {**without_history(model), **(memo or {})})
+    return copy.deepcopy(model, {**_empty(model), **without_history(model), **(memo or {})})
+
+
+def _empty(model: nn.Module) -> dict[int, object]:
+    """A memo for deepcopy: copies of the empty dicts in every module, which take most of its time."""
+    values = (value for module in model.modules() for value in vars(module).values())
+    return {id(value): type(value)() for value in values if type(value) in (dict, OrderedDict) and not value}
 
 
 def without_history(model: nn.Module) -> dict[int, object]:
@@ -92,7 +106,8 @@ class Base:
     """The tuned model, as a Shape or a factory.
 
     A factory is called at most once on the meta device and at most once for real. One call is not enough: the size must
-    be known before memory is spent, and the meta device has no values of buffers and of constructors.
+    be known before memory is spent, and the meta device has no values of buffers and of constructors. What is learned
+    from the base holds for models of every size, and is learned once.
     """
 
     def __init__(self, base: Factory | Shape) -> None:
@@ -102,6 +117,7 @@ class Base:
         self.shape = base if isinstance(base, Shape) else None
         self.factory = None if isinstance(base, Shape) else base
         self.versions: dict[str, int] | None = None  # of a real base's parameters: changes in place by its constructor
+        self._known: dict[str, Any] = {}
 
     @cached_property
     def model(self) -> nn.Module | None:
@@ -122,6 +138,18 @@ class Base:
         self.versions = {name: p._version for name, p in model.named_parameters() if not p.is_inference()}
         return runnable(model)
 
+    @property
+    def is_small(self) -> bool:
+        """True if there is a base model that can be run."""
+        return self.model is not None and size(self.model) <= LARGEST_SPECIMEN
+
+    def once(self, what: str, find: Callable[[], Known]) -> Known:
+        """What `find` returns, the first time that this base is asked for it."""
+        if what not in self._known:
+            self._known[what] = find()
+        known: Known = self._known[what]
+        return known
+
 
 def choose_specimen(model: nn.Module, base: Base, given: Factory | nn.Module | None) -> nn.Module:
     """A model of this class that can be run: the one that you pass, the base, or a copy of the model."""
@@ -129,7 +157,7 @@ def choose_specimen(model: nn.Module, base: Base, given: Factory | nn.Module | N
         return runnable(copied(given))
     if given is not None:
         return runnable(_build_small(given))
-    if base.model is not None and size(base.model) <= LARGEST_SPECIMEN and base.real is not None:
+    if base.is_small and base.real is not None:
         return base.real
     if not on_meta(model) and size(model) <= LARGEST_SPECIMEN:
         return runnable(copied(model))

@@ -23,7 +23,7 @@ from completep.measure.diagnosis import (
 )  # fmt: skip
 from completep.measure.figures import coordinate_figures, exponent_figure
 from completep.measure.grid import Coordinates, coordinate_check
-from completep.measure.subject import NO_RULES, Batches, OptimizerName, Setting, Source
+from completep.measure.subject import NO_RULES, Batches, Family, OptimizerName, Setting, Source
 from completep.measure.survey import AS_IT_IS, Survey, survey
 from completep.measure.verdict import Finding as Movement
 from completep.measure.verdict import judge_coordinates
@@ -272,8 +272,9 @@ def check(
             raise UserError(what, fix="give the one that it should follow as rules")
         judged = [replace(judged[0], key=AS_IT_IS, name=AS_IT_IS)]  # your own optimizer, with whatever rules are in it
     measure = partial(
-        survey, source, judged, shapes, setting, near_limit=near_limit, workers=workers, progress=progress
-    )
+        survey, source, judged, shapes, setting, near_limit=near_limit, workers=workers, progress=progress,
+        family=Family(source, setting),
+    )  # fmt: skip
     measured, findings = decided(measure, seeds)
     movement = None
     if steps:

@@ -106,11 +106,10 @@ def judge_survey(first: Survey, repaired: Survey | None = None) -> list[Finding]
                 states = first.along(first.states, axis, rules)
                 attentions = first.along(first.attentions, axis, rules) if len(first.attentions) else first.attentions
                 by_tensor = [*_findings(rules, axis, tensors, again), *_attentions(rules, axis, attentions)]
-                multipliers = {
-                    frame["template"][0]: _exponent(frame, axis, EXPECTED["multiplier"])
-                    for frame in tensors.partition_by("template")
-                }
-                findings += _explained([*by_tensor, *_whole(rules, axis, states)], multipliers)
+                frames = {frame["template"][0]: frame for frame in tensors.partition_by("template")}
+                multipliers = {t: _exponent(frame, axis, EXPECTED["multiplier"]) for t, frame in frames.items()}
+                typed = {t: _typed_deviation(frame, axis) for t, frame in frames.items() if frame["lr"].min() != 0}
+                findings += _explained(_seen_by_decay([*by_tensor, *_whole(rules, axis, states)], typed), multipliers)
     return findings
 
 
@@ -239,6 +238,30 @@ def _shifted(slope: Slope | None, by: float) -> Slope | None:
 
 
 # -- which fault explains which --------------------------------------------------------------------
+
+
+def _typed_deviation(rows: pl.DataFrame, axis: Axis) -> float:
+    """How far the exponent of a learning rate, as it is typed, is from the rules'. Other coordinates change it too."""
+    return _exponent(rows, axis, "lr") - _exponent(rows, axis, "expected_lr")
+
+
+def _seen_by_decay(findings: list[Finding], typed: Mapping[str, float]) -> list[Finding]:
+    """Learning rates that are a little wrong: η·λ, which is typed, shows it where the gradient leaves it open.
+
+    The decay's deviation is that of η if η deviates as much, and if what was measured agrees. In other coordinates η
+    deviates too, but what was measured does not.
+    """
+    decays = {f.tensor: f for f in findings if f.setting == "weight decay" and f.word == "FAIL" and f.exponent}
+    changed = []
+    for f in findings:
+        decay = decays.get(f.tensor)
+        if f.setting == "learning rate" and decay is not None and f.exponent is not None:
+            deviation = decay.deviation
+            agrees = f.exponent.low <= f.expected + deviation <= f.exponent.high or _same(f.deviation, deviation)
+            if agrees and abs(deviation - typed.get(f.tensor, 0.0)) < EXACT:
+                f = replace(f, word="FAIL", why="")
+        changed.append(f)
+    return changed
 
 
 def _explained(findings: list[Finding], multipliers: Mapping[str, float]) -> list[Finding]:

@@ -7,12 +7,14 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from completep.errors import UserError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+_function: Callable[..., object] | None = None  # of a worker process
 
 
 def each(
@@ -27,8 +29,8 @@ def each(
             yield item, function(item)
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, initializer=_one_thread) as pool:
-        futures = {pool.submit(function, item): item for item in items}
+    with ProcessPoolExecutor(workers, context, initializer=_start, initargs=(function,)) as pool:
+        futures = {pool.submit(_call, item): item for item in items}
         try:
             for future in as_completed(futures):
                 yield futures[future], future.result()
@@ -38,6 +40,18 @@ def each(
             ) from error
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _start(function: Callable[..., object]) -> None:
+    """Each process is given the function once, so what the function remembers serves all items there."""
+    global _function
+    _function = function
+    _one_thread()
+
+
+def _call(item: object) -> Any:
+    assert _function is not None
+    return _function(item)
 
 
 def _one_thread() -> None:

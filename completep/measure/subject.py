@@ -5,7 +5,7 @@ implementation of muP, is checked as it is.
 """
 
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -20,12 +20,12 @@ from completep import paper
 from completep.anatomy.forward import ForwardFactors, measure_forward
 from completep.anatomy.names import named_parameters
 from completep.anatomy.roles import Anatomy
-from completep.anatomy.specimen import build, guess_example
+from completep.anatomy.specimen import Base, build, guess_example, size
 from completep.anatomy.trace import call, find_logits, logits_of
 from completep.config import Shape
 from completep.errors import UserError
 from completep.load import call_factory, load_factory
-from completep.rules.parametrize import Hints, parametrize, resolve
+from completep.rules.parametrize import Hints, parametrize_on, resolve
 from completep.rules.scaling import Factors, Scaling
 from completep.rules.table import COMPLETEP, RANDOM_SUM, SP, Column, Role, Rules, alpha, optimizer_kind
 
@@ -33,6 +33,7 @@ Inputs = Tensor | tuple[object, ...] | dict[str, object]  # as forward takes the
 Batch = tuple[Inputs, Tensor]  # and the target classes
 Batches = Callable[[int], Batch]
 OptimizerName = Literal["adamw", "sgd", "muon"]
+LARGEST_KEPT = 2_000_000  # parameters of a model that a family keeps
 NO_RULES = replace(SP, key="none", name="no rules")  # a model as its constructor made it, with one AdamW group
 
 
@@ -123,9 +124,19 @@ class Subject:
         return self.expected.anatomy
 
     @cached_property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """By name, as in `named_parameters`. To walk the modules of a deep model takes as long as a forward pass."""
+        return dict(named_parameters(self.model))
+
+    @cached_property
+    def depths(self) -> dict[str, int]:
+        """The number of blocks in each stack, by stem."""
+        return {stack.stem: stack.depth(self.parameters) for stack in self.anatomy.stacks}
+
+    @cached_property
     def settings(self) -> dict[str, Trained]:
         """The settings of every parameter that an optimizer trains."""
-        names = {id(p): name for name, p in named_parameters(self.model) if p.requires_grad}
+        names = {id(p): name for name, p in self.parameters.items() if p.requires_grad}
         trained: dict[str, Trained] = {}
         for optimizer in self.optimizers:
             has_eps = optimizer_kind(optimizer).column is Column.ADAM
@@ -143,7 +154,7 @@ class Subject:
     @cached_property
     def untrained(self) -> list[str]:
         """Templates of parameters that no optimizer trains, or that are frozen."""
-        names = [name for name, _ in named_parameters(self.model) if name not in self.settings]
+        names = [name for name in self.parameters if name not in self.settings]
         return list(dict.fromkeys(map(self.anatomy.template, names)))
 
     def expected_settings(self, name: str) -> Factors:
@@ -199,6 +210,8 @@ class Subject:
         """What the forward pass multiplies a parameter's product by on its way into the stream or the logits."""
         if name in self.forward.tables and not self.normed_entry:
             return abs(self.forward.tables[name])
+        if name in self.forward.bare:
+            return abs(self.forward.bare[name])
         module = self.site(name)
         return 1.0 if module is None else abs(self.forward.sites.get(module, 1.0))
 
@@ -220,7 +233,7 @@ class Subject:
 
     @cached_property
     def columns(self) -> dict[str, Column]:
-        names = {id(p): name for name, p in named_parameters(self.model)}
+        names = {id(p): name for name, p in self.parameters.items()}
         return {
             names[id(p)]: optimizer_kind(optimizer).column
             for optimizer in self.optimizers
@@ -256,12 +269,12 @@ class Subject:
     def share(self, names: list[str]) -> float:
         """The share of a stack's blocks that have a parameter. It changes with depth if the first block lacks it."""
         stack = self.anatomy.stack_of(names[0])
-        return 1.0 if stack is None else stack.depth(names) / stack.depth(n for n, _ in named_parameters(self.model))
+        return 1.0 if stack is None else stack.depth(names) / self.depths[stack.stem]
 
     def roles(self) -> dict[Role, list[nn.Parameter]]:
         """The trained parameters of each role."""
         by_role: dict[Role, list[nn.Parameter]] = {}
-        for name, parameter in named_parameters(self.model):
+        for name, parameter in self.parameters.items():
             if parameter.requires_grad:
                 by_role.setdefault(self.anatomy.part(name).role, []).append(parameter)
         return by_role
@@ -306,11 +319,19 @@ class Subjects:
     """The subjects of one shape. The model is examined once; a model without its own optimizer is also built once."""
 
     def __init__(
-        self, source: Source, base: nn.Module, shape: Shape, rules: Rules, setting: Setting, example: Inputs | None
+        self,
+        source: Source,
+        base: nn.Module,
+        shape: Shape,
+        rules: Rules,
+        setting: Setting,
+        example: Inputs | None,
+        examined: Base | None = None,
     ) -> None:
-        """`base` is used up: its weights are not the factory's afterwards."""
+        """`base` is used up, unless another one is `examined`: its weights are not the factory's afterwards."""
         self.source, self.base, self.shape, self.rules = source, base, shape, rules
         self.setting, self.example = setting, example
+        self.examined = Base(lambda: base) if examined is None else examined
         self.parametrized: Scaling | None = None
         self.resolved: Scaling | None = None
         self.factors: ForwardFactors | None = None
@@ -325,15 +346,14 @@ class Subjects:
         _refuse_same(self.base, model, self.source, self.shape)
         _refuse_not_finite(model)
         model.float()  # the parameters stay the same objects, so an optimizer that holds them still does
+        hints = Hints(self.source.roles, example=self.example)
         if not optimizers and self.rules.key == NO_RULES.key:
             optimizers = (plain_adamw(model, self.setting),)
         if not optimizers:
-            roles, example = self.source.roles, self.example
-            scaling = parametrize(model, base=lambda: self.base, rules=self.rules, roles=roles, example=example)
-            return self._under_rules(scaling, seed)
+            return self._under_rules(parametrize_on(self.examined, model, self.rules, hints), seed)
         if self.resolved is None:
-            hints = Hints(self.source.roles, example=self.example)
-            self.resolved, _ = resolve(model, lambda: self.base, reference(self.rules), hints)
+            self.resolved, own = resolve(model, self.examined, reference(self.rules), hints)
+            self.factors = own.here.trained if own.is_whole else None
         return self._subject(self.resolved.on(model), optimizers)
 
     def _under_rules(self, scaling: Scaling, seed: int) -> Subject:
@@ -345,10 +365,58 @@ class Subjects:
         return self._subject(replace(scaling, rules=reference(self.rules)), optimizers)
 
     def _subject(self, expected: Scaling, optimizers: tuple[torch.optim.Optimizer, ...]) -> Subject:
+        _refuse_swapped(expected, self.source, self.shape)
         if self.factors is None:  # they do not depend on the weights
-            _refuse_swapped(expected, self.source, self.shape)
             self.factors = measure_forward(expected.model, expected.anatomy, self.example)
         return Subject(expected.model, optimizers, expected, self.factors)
+
+
+class Family:
+    """All sizes of what is checked. What does not depend on the size is built and examined once per process.
+
+    Small models are kept as well, for further seeds.
+    """
+
+    def __init__(self, source: Source, setting: Setting) -> None:
+        self.source, self.setting = source, setting
+        self._bases: dict[Hashable, Base] = {}
+        self._kept: dict[Hashable, Subjects] = {}
+
+    def __reduce__(self) -> tuple[type["Family"], tuple[Source, Setting]]:
+        """What another process needs. It builds the models again: not every model can be sent."""
+        return Family, (self.source, self.setting)
+
+    @cached_property
+    def base(self) -> nn.Module:
+        """With the weights of the constructor. It is not changed."""
+        return self.source.base_model()
+
+    @cached_property
+    def example(self) -> Inputs | None:
+        return None if self.source.batches is None else self.batch(0)[0]
+
+    def batch(self, seed: int) -> Batch:
+        return random_batch(self.source, self.base, self.setting, seed)
+
+    def subjects(self, shape: Shape, rules: Rules, grown: Mapping[str, object] | None = None) -> "Subjects":
+        """`grown` are arguments that are other than the base's."""
+        source, base = replace(self.source, grown=grown or {}), self.source.base
+        key = (shape, rules.key, rules.named, rules.axes, tuple(source.grown.items()))
+        if key in self._kept:
+            return self._kept[key]
+        made = Subjects(source, self.base, shape, rules, self.setting, self.example, self._examined(rules))
+        about = size(self.base) * (shape.width / base.width) ** 2 * shape.depth / base.depth
+        if about <= LARGEST_KEPT:
+            self._kept[key] = made
+        return made
+
+    def _examined(self, rules: Rules) -> Base:
+        """Rows by name give roles, so what is found on a base holds for rules with the same rows."""
+        roles = frozenset(rules.named_roles.items())
+        if roles not in self._bases:
+            model = self.source.base_model()
+            self._bases[roles] = Base(lambda: model)
+        return self._bases[roles]
 
 
 def _refuse_group(optimizer: torch.optim.Optimizer, group: Mapping[str, object]) -> None:

@@ -21,7 +21,7 @@ from completep.anatomy.names import named_parameters
 from completep.config import Shape
 from completep.measure.coordinates import refuse_randomness
 from completep.measure.pool import each
-from completep.measure.subject import Setting, Source, Subject, Subjects, make_batches, random_batch, speaking_of
+from completep.measure.subject import Batch, Family, Setting, Source, Subject, make_batches, speaking_of
 from completep.measure.tensors import (
     State,
     TensorRow,
@@ -146,13 +146,15 @@ def survey(
     workers: int | None = None,
     progress: Progress = quiet,
     kept: "Keeper | None" = None,
+    family: Family | None = None,
 ) -> Survey:
     """Measure every parameterization at every shape, and at the base's shape along further axes.
 
     The first size of a further axis is the base's. With `steps`, the model is trained for so many steps first. What
-    `kept` has is not measured again.
+    `kept` has is not measured again. Several surveys of one source and setting share a `family`.
     """
-    limit = limit or find_limit(source, rules[0], setting, near_limit=near_limit)
+    family = family or Family(source, setting)
+    limit = limit or _find_limit(family, rules[0], near_limit=near_limit)
     distinct = {r.key: r for r in rules}.values()
     axes = {axis: sizes[0] for axis, sizes in (further or {}).items()}
     points: list[tuple[Shape, dict[str, int]]] = [(shape, {}) for shape in dict.fromkeys(shapes)]
@@ -160,7 +162,7 @@ def survey(
     if axes and source.base not in shapes:
         points.append((source.base, {}))
     jobs = [Job(r, s, tuple(seeds), limit, repairs or {}, grown, steps) for r in distinct for s, grown in points]
-    measure = partial(measure_shape, source, setting)
+    measure = partial(measure_shape, family)
     tensors: list[Mapping[str, object]] = []
     states: list[Mapping[str, object]] = []
     attentions: list[Mapping[str, object]] = []
@@ -238,19 +240,17 @@ def _on_cores(
     yield from each(measure, others, 1 if workers is None and work < START_SECONDS else workers)
 
 
-def measure_shape(source: Source, setting: Setting, job: Job) -> Measured:
+def measure_shape(family: Family, job: Job) -> Measured:
     with speaking_of(str(job)):
-        return _measure_shape(source, setting, job)
+        return _measure_shape(family, job)
 
 
-def _measure_shape(source: Source, setting: Setting, job: Job) -> Measured:
-    source = replace(source, grown=job.grown)
-    base = source.base_model()
-    example = random_batch(source, base, setting, 0)[0] if source.batches is not None else None
-    batches = {seed: random_batch(source, base, setting, seed) for seed in job.seeds}
-    subjects = Subjects(source, base, job.shape, job.rules, setting, example)
+def _measure_shape(family: Family, job: Job) -> Measured:
+    source = family.source
+    subjects = family.subjects(job.shape, job.rules, job.grown)
     seeds = {}
-    for seed, batch in batches.items():
+    for seed in job.seeds:
+        batch = family.batch(seed)
         subject = subjects.start(seed)
         state, gains = measure_start(subject, batch)
         repeat_starts_(subject, _starts(source, subject, seed))
@@ -263,8 +263,8 @@ def _measure_shape(source: Source, setting: Setting, job: Job) -> Measured:
         logits = small * repair(job, source.base, tied_readout(subject))
         with aligned_heads(subject, job.limit.heads), scaled_readout(subject, logits):
             if job.steps:
-                text = make_batches(source, base, setting, seed)[0]
-                train_(subject, factors, setting, text, job.steps)
+                text = make_batches(source, family.base, family.setting, seed)[0]
+                train_(subject, factors, text, job.steps)
                 batch = text(job.steps)
             seeds[seed] = state, measure_tensors(subject, batch, gains)
         scale_(subject, {t: 1 / factor for t, factor in factors.items()}.__getitem__)  # frozen weights are kept
@@ -305,16 +305,21 @@ def repair(job: Job, base: Shape, template: str) -> float:
 
 def find_limit(source: Source, rules: Rules, setting: Setting, *, near_limit: bool) -> Limit:
     """ρ of the base, and the factor on its branches that makes it small."""
-    with speaking_of(f"the base, width {source.base.width}, depth {source.base.depth}"):
-        return _find_limit(source, rules, setting, near_limit=near_limit)
+    return _find_limit(Family(source, setting), rules, near_limit=near_limit)
 
 
-def _find_limit(source: Source, rules: Rules, setting: Setting, *, near_limit: bool) -> Limit:
-    base = source.base_model()
-    batch = random_batch(source, base, setting, 0)
-    example = batch[0] if source.batches is not None else None
-    subject = Subjects(source, base, source.base, rules, setting, example).start(0)
-    refuse_randomness(subject, batch)
+def _find_limit(family: Family, rules: Rules, *, near_limit: bool) -> Limit:
+    base = family.source.base
+    with speaking_of(f"the base, width {base.width}, depth {base.depth}"):
+        subject, batch = family.subjects(base, rules).start(0), family.batch(0)
+        refuse_randomness(subject, batch)
+        limit = _limit(base, subject, batch, near_limit=near_limit)
+        undone = {t: 1 / limit.scale if t in subject.writers else 1.0 for t in subject.anatomy.parts}
+        scale_(subject, undone.__getitem__)  # frozen weights are kept
+        return limit
+
+
+def _limit(base: Shape, subject: Subject, batch: Batch, *, near_limit: bool) -> Limit:
     state, _ = measure_start(subject, batch)
     first = rho = branch_share(subject, batch)
     scale = 1.0
@@ -325,4 +330,4 @@ def _find_limit(source: Source, rules: Rules, setting: Setting, *, near_limit: b
     known = near_limit and 0 < state.logits < math.inf
     logits, trained = (min(1.0, most / state.logits) if known else 1.0 for most in (SMALL, SMALL_TRAINED))
     heads = {row.template: row.head_size for row in _attentions(subject)}
-    return Limit(source.base, first, scale, logits, trained, heads)
+    return Limit(base, first, scale, logits, trained, heads)

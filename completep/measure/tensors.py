@@ -17,7 +17,7 @@ there is far less noise.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -26,11 +26,10 @@ from torch import Tensor, nn
 
 from completep import paper
 from completep.anatomy.kinds import is_convolution, is_linear
-from completep.anatomy.names import named_parameters
 from completep.anatomy.trace import find_logits, first_tensor, given_tensor, stream_of
 from completep.measure.bare import BareGradients
 from completep.measure.coordinates import rms
-from completep.measure.subject import Batch, Batches, Setting, Subject
+from completep.measure.subject import Batch, Batches, Subject
 from completep.rules.multipliers import ScaleOutput
 from completep.rules.table import RANDOM_SUM, Column, Role
 
@@ -96,7 +95,7 @@ def branch_share(subject: Subject, batch: Batch) -> float:
     """
     site = subject.anatomy.tap
     whole = stream_of(subject.model, site, batch[0])[0].clone()
-    start = {name: p.detach().clone() for name, p in named_parameters(subject.model)}
+    start = {name: p.detach().clone() for name, p in subject.parameters.items()}
     scale_(subject, lambda template: 0.0 if template in subject.writers else 1.0)
     entry = stream_of(subject.model, site, batch[0])[0].clone()
     _restore(subject, start)
@@ -146,12 +145,15 @@ def gains(subject: Subject, ratios: Mapping[str, float]) -> dict[str, float]:
     """
     anatomy = subject.anatomy
     gain_of: dict[str, float] = {}
-    for name, parameter in named_parameters(subject.model):
+    for name, parameter in subject.parameters.items():
         part, (owner, _, attribute) = anatomy.part(name), name.rpartition(".")
-        gain = rms(parameter.detach() + part.offset)
-        if part.role.trait.fan != "model":  # a table looks its rows up, the others sum over their inputs
+        if part.role.trait.fan == "model":  # a table looks its rows up, the others sum over their inputs
+            gain = rms(parameter.detach() + part.offset)
+        elif attribute == "weight" and owner in ratios:
+            gain = ratios[owner]
+        else:
+            gain = rms(parameter.detach() + part.offset)
             gain *= math.prod(parameter.shape[axis] for axis in part.fan_in) ** 0.5
-            gain = ratios[owner] if attribute == "weight" and owner in ratios else gain
         inside = abs(subject.forward.inside.get(owner, 1.0)) if owner in subject.forward.sites else 1.0
         gain_of[name] = gain * subject.factor(name) / inside
     readout = anatomy.readout.module
@@ -169,7 +171,7 @@ def tied_readout(subject: Subject) -> str:
 def scale_(subject: Subject, factor: Callable[[str], float]) -> None:
     """Multiply every parameter by the factor of its template, in the coordinates w + offset."""
     with torch.no_grad():
-        for name, parameter in named_parameters(subject.model):
+        for name, parameter in subject.parameters.items():
             c, offset = factor(subject.anatomy.template(name)), subject.anatomy.part(name).offset
             if c != 1.0:
                 parameter.mul_(c).add_((c - 1) * offset)
@@ -183,7 +185,7 @@ def repeat_starts_(subject: Subject, starts: Mapping[str, Sequence[Tensor]]) -> 
     values at every size, only the size is compared.
     """
     seen: dict[str, int] = {}
-    for name, parameter in named_parameters(subject.model):
+    for name, parameter in subject.parameters.items():
         template = subject.anatomy.template(name)
         if (values := starts.get(template)) and parameter.dim():
             start = values[seen.setdefault(template, 0) % len(values)]
@@ -194,14 +196,14 @@ def repeat_starts_(subject: Subject, starts: Mapping[str, Sequence[Tensor]]) -> 
 
 def measure_tensors(subject: Subject, batch: Batch, gain: Mapping[str, float]) -> list[TensorRow]:
     """One backward pass and one step of the subject's optimizer. The weights are the starting ones afterwards."""
-    start = {name: p.detach().clone() for name, p in named_parameters(subject.model)}
+    start = {name: p.detach().clone() for name, p in subject.parameters.items()}
     pulls, squares, steps = _first_step(subject, batch)
-    zero = [name for name in steps if not start[name].any() and start[name].dim() > 1]
     late: set[str] = set()
     moved: dict[str, Tensor] = {}
     for _ in range(ROUNDS):
         still = {name for name, square in squares.items() if square == 0}
-        if not still or not zero:
+        zero = [name for name in steps if start[name].dim() > 1 and not start[name].any()] if still else []
+        if not zero:
             break
         for name in zero:  # what starts at zero hides the gradients of others: it moves first, as far as it should
             if name not in moved and steps[name].any():
@@ -239,9 +241,9 @@ def _idle_experts(subject: Subject, name: str) -> int:
     return int((by_expert == 0).sum())
 
 
-def train_(subject: Subject, factors: Mapping[str, float], setting: Setting, batches: Batches, steps: int) -> None:
+def train_(subject: Subject, factors: Mapping[str, float], batches: Batches, steps: int) -> None:
     """A few steps of AdamW. A weight that was scaled by a factor moves by that factor, as behind a multiplier."""
-    tensors = {n: p for n, p in named_parameters(subject.model) if n in subject.settings and n in subject.columns}
+    tensors = {n: p for n, p in subject.parameters.items() if n in subject.settings and n in subject.columns}
     groups = [
         {"params": [p], "lr": subject.settings[n].lr * abs(factors[subject.anatomy.template(n)])}
         for n, p in tensors.items()
@@ -278,18 +280,18 @@ def scaled_readout(subject: Subject, factor: float) -> AbstractContextManager[No
 
 @torch.no_grad()
 def _restore(subject: Subject, start: Mapping[str, Tensor]) -> None:
-    for name, parameter in named_parameters(subject.model):
+    for name, parameter in subject.parameters.items():
         parameter.copy_(start[name])
 
 
 def _first_step(subject: Subject, batch: Batch) -> tuple[dict[str, float], dict[str, float], dict[str, Tensor]]:
     """(pull, mean square of the gradient, step) of every trained parameter. The weights are lost."""
-    tensors = {name: p for name, p in named_parameters(subject.model) if name in subject.settings}
+    tensors = {name: p for name, p in subject.parameters.items() if name in subject.settings}
     unsigned: dict[str, Tensor] = {}
     subject.zero_grad()
     bare = BareGradients({n: p for n, p in tensors.items() if subject.anatomy.part(n).role.trait.bare})
     with _unsigned_gradients(subject, unsigned):
-        with bare:
+        with bare if bare.vectors else nullcontext():
             loss = subject.loss_everywhere(batch)
         loss.backward(retain_graph=bool(bare.vectors))  # type: ignore[no-untyped-call]
     unsigned |= bare.unsigned()

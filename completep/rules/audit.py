@@ -137,7 +137,7 @@ def audit(
 ) -> Audit:
     """Compare your model and optimizer with what `rules` prescribe.
 
-    A base factory is called twice, as in `parametrize`; then copies of the base and of your model are run once each.
+    A base factory is called twice, as in `parametrize`; then copies of the base and of your model are run twice each.
 
     Args:
         model: your model, as you would train it. The arguments that are not listed here are those of `parametrize`.
@@ -387,7 +387,7 @@ class _Subject:
     def cause(self, d: Departure) -> str:
         """The known mistake behind a departure, if its numbers show one."""
         r = self.scaling.parameters.get(d.name)
-        if r is None:
+        if r is None or d.quantity == "multiplier":
             return self.multiplier_cause(d)
         hidden = r.role.trait.inside and r.role.trait.matrix
         if d.quantity == "eps" and len({s.eps for s in self.settings.values()}) == 1:
@@ -487,8 +487,9 @@ def _missing_multipliers(
     if here is None:
         return {}, [], ("the multipliers of the forward pass",)
     template = scaling.anatomy.template
-    base_sites = {} if at_base is None else at_base.sites
-    relative = {site: value / base_sites.get(template(site), 1.0) for site, value in here.sites.items()}
+    base_sites = {} if at_base is None else at_base.trained.sites | at_base.trained.bare
+    factors = here.trained.sites | here.trained.bare
+    relative = {site: value / base_sites.get(template(site), 1.0) for site, value in factors.items()}
     lacking: list[Multiplier] = []
     wrong: list[Departure] = []
     for m in scaling.multipliers:
@@ -496,17 +497,19 @@ def _missing_multipliers(
             wrong += [Departure(site, f"{m.kind} multiplier", "multiplier", m.factor, 1.0) for site in m.modules]
             lacking.append(m)
             continue
-        if not m.modules:  # used as bare parameters: only the weights can hold it
+        measured = {site: relative[site] for site in m.modules or m.parameters if site in relative}
+        if not m.modules and not measured:  # used as bare parameters: the weights may hold it
             lacking.append(m)
             continue
-        measured = {site: relative[site] for site in m.modules if site in relative}
         off = {site: value for site, value in measured.items() if not abs(value / m.factor - 1) <= MEASURED}
         wrong += [Departure(site, f"{m.kind} multiplier", "multiplier", m.factor, value) for site, value in off.items()]
         lacking.append(replace(m, factor=m.factor / next(iter(off.values())) if off else 1.0))
     unchecked = [
         f"the {m.kind} multiplier, which should be {m.factor:.4g}"
         for m in scaling.multipliers
-        if m.factor != 1.0 and m.kind in ("branch", "logits") and not any(s in relative for s in m.modules)
+        if m.factor != 1.0
+        and m.kind in ("branch", "logits")
+        and not any(s in relative for s in m.modules or m.parameters)
     ]
     if not here.attentions and _heads_may_have_grown(scaling, own_factors):
         unchecked.append("the scale on q·k, since no attention was seen in the forward pass")

@@ -117,6 +117,12 @@ def _hooks(model: nn.Module) -> Iterator[tuple[dict[int, Any], int, dict[int, bo
                     yield hooks, key, kwargs
 
 
+def possible_style(model: nn.Module, multipliers: tuple[Multiplier, ...]) -> Style:
+    """Folded, if a multiplier has no module to act on."""
+    homeless = any(m.factor != 1.0 and not m.modules for m in multipliers)
+    return "folded" if homeless and not isinstance(model, KnowsMultipliers) else "multiplier"
+
+
 def refuse_style(style: Style, model: nn.Module, multipliers: tuple[Multiplier, ...]) -> None:
     """The multiplier style needs a module for every multiplier, the folded style a parameter."""
     for m in multipliers:

@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ from completep.anatomy.forward import OwnFactors
 from completep.anatomy.names import named_parameters, unwrap
 from completep.anatomy.ratios import Dimensions, Ratios, Shapes, product, shapes_of
 from completep.anatomy.roles import Anatomy
-from completep.anatomy.specimen import Base, Factory, choose_specimen
+from completep.anatomy.specimen import Base, Factory, choose_specimen, on_cpu
 from completep.anatomy.trace import Example, recording
 from completep.config import Shape
 from completep.errors import UserError, some
@@ -66,7 +67,7 @@ def parametrize(
 
     A base factory is called twice: on the meta device, which shows its size and takes no memory, and for real if it has
     at most 300M parameters. The real copy is run three times, and twice more for each kind of branch, to find and prove
-    the roles: seven times for attention and MLP. Then copies of the base and of your model are run once each, to
+    the roles: seven times for attention and MLP. Then copies of the base and of your model are run twice each, to
     measure the factors that they already contain. For a model on the meta device or with more than 100M parameters
     this is a reduced copy, with one block of each kind. If the base is a Shape, a copy of your model is run instead.
     `Scaling.unchecked` says what could not be checked.
@@ -87,8 +88,22 @@ def parametrize(
     scaling = _prepare(model, base, rules, style, Hints(roles, writers, example, specimen))
     if tuned_values is not None:
         scaling.take(tuned_values)
+    return _install(scaling, style)
+
+
+def parametrize_on(base: Base, model: nn.Module, rules: Rules, hints: Hints) -> Scaling:
+    """`parametrize` for one of many models with the same base, hints and rows by name.
+
+    The base is examined for the first of them. The style is folded where a multiplier has no module to act on.
+    """
+    scaling = _prepare(model, base, rules, None, hints)
+    return _install(scaling, multipliers.possible_style(scaling.model, scaling.multipliers))
+
+
+def _install(scaling: Scaling, style: Style) -> Scaling:
+    """Puts the factors on the forward pass, or into the weights."""
     for line in scaling.unchecked:
-        warnings.warn(f"not checked: {line}", stacklevel=2)
+        warnings.warn(f"not checked: {line}", stacklevel=3)
     watch_loads(scaling.model)
     if style == "folded":
         return scaling.fold()
@@ -121,15 +136,16 @@ def explain(
 
 
 @recording()
-def _prepare(model: nn.Module, base: BaseLike, rules: Rules | str, style: Style, hints: Hints) -> Scaling:
-    """The table for this model, after everything that can refuse the model or the style."""
-    if style not in ("multiplier", "folded"):
+def _prepare(model: nn.Module, base: BaseLike | Base, rules: Rules | str, style: Style | None, hints: Hints) -> Scaling:
+    """The table for this model, after everything that can refuse the model or the style. None: any that is possible."""
+    if style not in ("multiplier", "folded", None):
         raise UserError(f"style={style!r}", fix="use 'multiplier' or 'folded'")
     if isinstance(model, nn.Module) and multipliers.installed(unwrap(model)):
         what = "this model is parametrized already: its multipliers would act twice"
         raise UserError(what, fix="build a new model; to see what was done to this one, use scaling.explain()")
     scaling, own_factors = resolve(model, base, rules, hints)
     refuse_own_multipliers(own_factors)
+    style = style or multipliers.possible_style(scaling.model, scaling.multipliers)
     multipliers.refuse_style(style, scaling.model, scaling.multipliers)
     unchecked = (*scaling.anatomy.unchecked, *dict.fromkeys(own_factors.unchecked))
     return replace(scaling, unchecked=unchecked, origin=_origin(scaling, own_factors.base))
@@ -146,19 +162,17 @@ def _origin(scaling: Scaling, base: Base) -> Origin:
 
 
 @recording()
-def resolve(model: nn.Module, base: BaseLike, rules: Rules | str, hints: Hints) -> tuple[Scaling, OwnFactors]:
+def resolve(model: nn.Module, base: BaseLike | Base, rules: Rules | str, hints: Hints) -> tuple[Scaling, OwnFactors]:
     """(the table for this model and base, the factors in their forward passes). The model is not changed."""
     if not isinstance(model, nn.Module):
         raise UserError(f"model is a {type(model).__name__}, not an nn.Module", fix="pass the model itself")
-    rules, tuned = as_rules(rules), Base(base)
+    rules, tuned = as_rules(rules), base if isinstance(base, Base) else Base(base)
     model = unwrap(model)
     refuse_what_has_no_rule(model)
     refuse_sharing(model)
-    writers = [hints.writers] if isinstance(hints.writers, str) else hints.writers
-    with torch.device("cpu"):  # you may be inside `with torch.device("meta")`, but the proof needs numbers
-        specimen = choose_specimen(model, tuned, hints.specimen)
-        roles = {**rules.named_roles, **(hints.roles or {})}
-        anatomy = examine(specimen, example=hints.example, patterns=roles, writers=writers)
+    roles = {**rules.named_roles, **(hints.roles or {})}
+    find = partial(_anatomy, model, tuned, roles, hints)
+    anatomy = tuned.once("anatomy", find) if hints.specimen is None and tuned.is_small else find()
     own_factors = OwnFactors(model, tuned, anatomy, hints.example)
     ratios = Ratios(anatomy, *_shapes(model, tuned, anatomy))
     parameters = {}
@@ -175,6 +189,13 @@ def resolve(model: nn.Module, base: BaseLike, rules: Rules | str, hints: Hints) 
     assumed = frozenset(name for name in parameters if ratios.is_assumed(name))
     scaling = Scaling(model, rules, "multiplier", *shapes, anatomy, with_c, placed, assumed, buffers)
     return replace(scaling, constructed=_constructed(model, with_c)), own_factors
+
+
+def _anatomy(model: nn.Module, base: Base, roles: Mapping[str, Role], hints: Hints) -> Anatomy:
+    writers = [hints.writers] if isinstance(hints.writers, str) else hints.writers
+    with on_cpu():  # you may be inside `with torch.device("meta")`, but the proof needs numbers
+        specimen = choose_specimen(model, base, hints.specimen)
+        return examine(specimen, example=hints.example, patterns=roles, writers=writers)
 
 
 def _constructed(model: nn.Module, parameters: Table) -> dict[str, torch.Tensor]:

@@ -199,7 +199,7 @@ def _assumed_exponent(table: str, scale: float, ratios: Ratios, own_factors: Own
 def refuse_own_multipliers(own_factors: OwnFactors) -> None:
     """A model that already scales its branches or logits with its size would be scaled twice."""
     here, at_base = own_factors.here_or_reduced, own_factors.at_base
-    for name, value in ({} if here is None else here.sites).items():
+    for name, value in ({} if here is None else here.sites | here.bare).items():
         if at_base is None:
             if not abs(value - 1) <= MEASURED:
                 place = own_factors.anatomy.template(name)
@@ -207,8 +207,30 @@ def refuse_own_multipliers(own_factors: OwnFactors) -> None:
                     f"whether the factor {value:.4g} on '{place}' is the same at the base, which was not run"
                 )
             continue
-        expected = at_base.sites[own_factors.anatomy.template(name)]
+        expected = (at_base.sites | at_base.bare)[own_factors.anatomy.template(name)]
         if not abs(value - expected) <= MEASURED * abs(expected):
             sizes = f"{expected:.4g} at the base, {value:.4g} here"
             what = f"the model itself multiplies '{name}' by a factor that depends on its size: {sizes}"
             raise UserError(what, fix="switch that off and let the rules do it; to check the model as it is, use audit")
+    _refuse_training_factors(own_factors)
+
+
+def _refuse_training_factors(own_factors: OwnFactors) -> None:
+    """A factor of training mode alone may be any constant, but no rule knows one that depends on the size."""
+    here, at_base = own_factors.here_or_reduced, own_factors.at_base
+    if here is None:
+        return
+    there = {} if at_base is None else at_base.in_training()
+    for (inside, name), value in here.in_training().items():
+        expected = there.get((inside, own_factors.anatomy.template(name)), 1.0)
+        if abs(value - expected) <= MEASURED * abs(expected):
+            continue
+        what = f"in training mode only, the model multiplies {inside}'{name}' by a factor"
+        if at_base is None:
+            own_factors.unchecked.append(
+                f"whether {what.replace('only, ', '')} that is the same at the base: {value:.4g} here"
+            )
+            continue
+        sizes = f"{expected:.4g} at the base, {value:.4g} here"
+        fix = "let forward do the same in both modes, or use one constant at every size"
+        raise UserError(f"{what} that depends on its size: {sizes}", fix=fix)

@@ -553,8 +553,195 @@ def with_block(kind):
 def test_what_runs_in_training_mode_only_is_refused():
     with pytest.raises(UserError, match=r"blocks\.0\.extra\.bias, .* act on the logits in training mode only"):
         scale(with_block(TrainingBranch))
-    with pytest.raises(UserError, match=r"with all writers .* at zero in training mode, the stream before"):
+    with pytest.raises(UserError, match=r"with all writers .* at zero in training mode, the stream before") as error:
         scale(with_block(ShrinksInTraining))
+    assert error.value.fix == "let forward do the same in both modes, except for dropout"
+
+
+class FactorInTraining(Model):
+    """What training mode multiplies by: a number per block, on the logits, or on the embedding."""
+
+    def branch_factor(self, i):
+        return 1.0
+
+    def run(self, x):
+        for i, block in enumerate(self.blocks):
+            x = x + block.branch(x) * (self.branch_factor(i) if self.training else 1.0)
+        return x
+
+
+class DepthInTraining(FactorInTraining):
+    def branch_factor(self, i):
+        return self.depth**-0.5
+
+
+class SameInTraining(FactorInTraining):
+    def branch_factor(self, i):
+        return 1.25
+
+
+class LogitsInTraining(Model):
+    def forward(self, ids):
+        return super().forward(ids) * (self.width**-0.5 if self.training else 1.0)
+
+
+class EmbeddingInTraining(Model):
+    def embed(self, ids):
+        return super().embed(ids) * (self.width**0.5 if self.training else 1.0)
+
+
+class Scores(Block):
+    """Attention whose scale is another one in training mode."""
+
+    def scale_in_training(self, width):
+        return 1 / width
+
+    def branch(self, x):
+        q = self.norm(x).unflatten(-1, (-1, 16)).transpose(1, 2)
+        scale = self.scale_in_training(x.shape[-1]) if self.training else None
+        h = F.scaled_dot_product_attention(q, q, q, is_causal=True, scale=scale).transpose(1, 2).flatten(2)
+        return self.down(F.gelu(self.up(h)))
+
+
+class SameScores(Scores):
+    def scale_in_training(self, width):
+        return 0.1
+
+
+@pytest.mark.parametrize(
+    ("kind", "place", "sizes"),
+    [
+        (DepthInTraining, r"'blocks\.0\.down", r"0\.7071 at the base, 0\.3536 here"),
+        (LogitsInTraining, "'head", r"0\.1768 at the base, 0\.125 here"),
+        (EmbeddingInTraining, r"'table\.weight", r"5\.657 at the base, 8 here"),
+        (with_block(Scores), r"q·k in 'blocks\.0", r"0\.125 at the base, 0\.0625 here"),
+    ],
+)
+def test_a_factor_of_training_mode_alone_that_depends_on_the_size_is_named(kind, place, sizes):
+    with pytest.raises(UserError, match=rf"in training mode only, the model multiplies {place}' by .* size: {sizes}"):
+        scale(kind)
+
+
+@pytest.mark.parametrize("kind", [SameInTraining, with_block(SameScores)])
+def test_a_constant_factor_of_training_mode_alone_changes_nothing(kind):
+    _, scaling = scale(kind)
+    assert scaling.factors() == {"branch": 0.25, "logits": 0.5}
+    assert scaling.unchecked == ()
+
+
+def test_check_and_audit_judge_the_factors_of_training_mode():
+    """An implementation of the rules that only training mode has; without it the branches lack their multiplier."""
+
+    def build(kind, width, depth):
+        model = kind(width, depth)
+        scaling = parametrize(Model(width, depth), base=lambda: Model(32, 2)).init_(0.02)
+        model.load_state_dict(scaling.model.state_dict())
+        tensors = dict(model.named_parameters())
+        groups = [
+            g | {"params": [tensors[n] for n in g["names"]]} for g in scaling.param_groups(1e-3, weight_decay=0.1)
+        ]
+        return model, torch.optim.AdamW(groups)
+
+    class Right(FactorInTraining):
+        def branch_factor(self, i):
+            return 2 / self.depth
+
+        def forward(self, ids):
+            return super().forward(ids) * (32 / self.width)
+
+    class Wrong(Right):
+        def branch_factor(self, i):
+            return 1.0
+
+    def verdict(kind):
+        return check(lambda width, depth: build(kind, width, depth), depths=(2, 4, 8), base=(32, 2), workers=1)
+
+    assert verdict(Right).verdict == "PASS"
+    wrong = verdict(Wrong)
+    assert (wrong.verdict, {f.setting for f in wrong.culprits}) == ("FAIL", {"multiplier"})
+    assert audit(*build(Right, 64, 8), base=lambda: build(Right, 32, 2), std=0.02).passed
+    assert not audit(*build(Wrong, 64, 8), base=lambda: build(Wrong, 32, 2), std=0.02).passed
+
+
+class StochasticDepth(Block):
+    """Whole branches are dropped at random, with a rate per block."""
+
+    rate, way = 0.3, "bernoulli"
+
+    def forward(self, x):
+        if not self.training:
+            return super().forward(x)
+        keep = 1 - self.rate
+        each = torch.empty(len(x), 1, 1)
+        mask = each.bernoulli_(keep) if self.way == "bernoulli" else (keep + torch.rand_like(each)).floor()
+        return x + self.branch(x) * mask / keep
+
+
+class StochasticDepthOfMany(StochasticDepth):
+    way = "floor"
+
+
+def rising(kind):
+    """The rate rises with depth, as is usual, so the factors that a mask is divided by depend on the depth."""
+
+    class Rising(with_block(kind)):
+        def __init__(self, width, depth):
+            super().__init__(width, depth)
+            for i, block in enumerate(self.blocks):
+                block.rate = 0.2 * i / max(depth - 1, 1)
+
+    return Rising
+
+
+def test_stochastic_depth_is_no_factor():
+    _, scaling = scale(rising(StochasticDepth))
+    assert (scaling.factors(), scaling.unchecked) == ({"branch": 0.25, "logits": 0.5}, ())
+    with pytest.warns(UserWarning, match="not checked: the factors on branches in training mode, which draws random"):
+        scale(rising(StochasticDepthOfMany))
+
+
+class Noise(Model):
+    """Noise in one of several places, always or in training mode only."""
+
+    place, always = "stream", False
+
+    def noise(self, x):
+        return torch.randn_like(x) / 4 if self.training or self.always else torch.zeros(())
+
+    def embed(self, ids):
+        x = super().embed(ids)
+        return x + self.noise(x) if self.place == "embedding" else x
+
+    def run(self, x):
+        for block in self.blocks:
+            h = block.norm(x)
+            h = block.down(F.gelu(block.up(h + self.noise(h) if self.place == "branch" else h)))
+            x = x + h
+            x = x + self.noise(x) if self.place == "stream" else x
+        return x
+
+
+def noisy(place, always):
+    return type("Noisy", (Noise,), {"place": place, "always": always})
+
+
+@pytest.mark.parametrize(("always", "mode"), [(False, "training"), (True, "evaluation")])
+def test_noise_on_the_stream_is_called_noise(always, mode):
+    with pytest.raises(UserError, match=rf"draws random numbers in {mode} mode, and they reach the .* stream") as error:
+        scale(noisy("stream", always))
+    assert "remove the noise, or add it" in (error.value.fix or "")
+    assert ("only in training, " in (error.value.fix or "")) == always
+
+
+def test_noise_in_a_branch_in_evaluation_mode_is_not_called_nonlinear():
+    with pytest.raises(UserError, match="draws random numbers in evaluation mode"):
+        scale(noisy("branch", True))
+
+
+@pytest.mark.parametrize("place", ["branch", "embedding", "nowhere"])
+def test_the_advice_for_noise_works(place):
+    _, scaling = scale(noisy(place, False))
+    assert scaling.factors() == {"branch": 0.25, "logits": 0.5}
 
 
 def test_dropout_is_no_difference_between_the_modes():

@@ -1,11 +1,13 @@
 """Models on which a careless library would find the wrong parts: handled correctly, or refused with the reason."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from completep import Role, UserError, parametrize
+from completep import Role, UserError, audit, check, parametrize
 from completep.model.gpt import gpt
 from tests.rules.models import Block, Model, changed_by_folding, roles, scale
 from tests.rules.training import VOCABULARY
@@ -394,6 +396,90 @@ def test_a_bare_tensor_whose_axes_grow_differently_is_refused():
         parametrize(bare(HiddenTensor, 64, 1024), base=lambda: bare(HiddenTensor, 32, 64), roles=role)
     scaling = parametrize(bare(HiddenTensor, 64, 128), base=lambda: bare(HiddenTensor, 32, 64), roles=role)
     assert scaling.parameters["blocks.0.w"].m_N == 2
+
+
+class ByItself(nn.Module):
+    """A block that holds its matrices itself, without modules, and multiplies what it adds by a constant."""
+
+    def __init__(self, width, factor=1.0):
+        super().__init__()
+        self.factor = factor
+        self.up, self.down = nn.Parameter(torch.randn(width, 2 * width)), nn.Parameter(torch.randn(2 * width, width))
+
+    def forward(self, x):
+        return x + self.factor * (F.gelu(F.rms_norm(x, x.shape[-1:]) @ self.up) @ self.down)
+
+
+class Shift(nn.Module):
+    """One matrix alone is a layer."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(width, width))
+
+    def forward(self, x):
+        return x + x @ self.up
+
+
+BARE = {"*.up": Role.HIDDEN, "*.down": Role.HIDDEN}
+
+
+def of_blocks(kind, width, depth, *more):
+    model = Model(width, depth)
+    model.blocks = nn.ModuleList(kind(width, *more) for _ in range(depth))
+    return model
+
+
+def test_blocks_of_bare_parameters_are_blocks():
+    def scaled(kind):
+        base = lambda: of_blocks(kind, 32, 2)  # noqa: E731
+        return parametrize(of_blocks(kind, 64, 8), base=base, roles=BARE, style="folded")
+
+    scaling = scaled(ByItself)
+    assert (scaling.base.depth, scaling.target.depth) == (2, 8)
+    assert scaling.factors()["branch"] == 0.25
+    with pytest.raises(UserError, match="no repeated blocks"):
+        scaled(Shift)
+
+
+def test_a_factor_of_the_models_own_on_bare_parameters_is_measured():
+    def build(width, depth):
+        return of_blocks(ByItself, width, depth, 6 / depth)
+
+    with pytest.raises(UserError, match=r"the model itself multiplies 'blocks\.0\.down' .*: 3 at the base, 0\.75 here"):
+        parametrize(build(64, 8), base=lambda: build(32, 2), roles=BARE, style="folded")
+
+
+def by_hand(power, width, depth):
+    """CompleteP on bare parameters, written out, with a branch multiplier of one's own."""
+    model = of_blocks(ByItself, width, depth, (depth / 2) ** power)
+    model.head.register_forward_pre_hook(lambda module, args: (args[0] * 32 / width,))
+    scaling = parametrize(Model(width, depth), base=lambda: Model(32, 2))
+    groups = []
+    for name, p in model.named_parameters():
+        known = name if "blocks" not in name else f"{name}.weight"
+        f = scaling.settings(known)
+        if p.dim() > 1:
+            torch.nn.init.normal_(p, std=0.05 * f.init_std)
+        groups.append({"params": [p], "lr": 1e-3 * f.lr, "eps": 1e-8 * f.eps, "weight_decay": 0.1 * f.weight_decay})
+    return model, torch.optim.AdamW(groups)
+
+
+@pytest.mark.parametrize(("power", "word"), [(-1, "PASS"), (-0.5, "FAIL"), (0, "FAIL")])
+def test_check_and_audit_see_a_multiplier_on_bare_parameters(power, word):
+    build = partial(by_hand, power)
+    checked = check(build, depths=(2, 4, 8), base=(32, 2), roles=BARE, workers=1)
+    assert checked.verdict == word
+    assert {(f.tensor, f.setting) for f in checked.culprits} <= {("blocks.*.down", "multiplier")}
+    audited = audit(*build(64, 8), base=lambda: build(32, 2), std=0.05, roles=BARE)
+    assert audited.verdict == word
+    assert {d.quantity for d in audited.departures} <= {"multiplier"}
+
+
+def test_check_folds_multipliers_that_no_module_can_hold():
+    build = partial(of_blocks, ByItself)
+    assert check(build, depths=(2, 4, 8), base=(32, 2), roles=BARE, workers=1, std=0.05).verdict == "PASS"
+    assert check(build, depths=(2, 4, 8), base=(32, 2), roles=BARE, workers=1, std=0.05, rules="mup").verdict == "FAIL"
 
 
 class Mixed(nn.Module):

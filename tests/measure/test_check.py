@@ -3,6 +3,7 @@
 import json
 import math
 from functools import partial
+from importlib import import_module
 
 import numpy as np
 import polars as pl
@@ -15,6 +16,7 @@ from completep.cli import main
 from completep.config import Shape
 from completep.errors import UserError
 from completep.measure import check as check_module
+from completep.measure import subject as subject_module
 from completep.measure.diagnosis import BAND, culprits, judge_survey, overall
 from completep.measure.subject import Setting, Source, Subjects, random_batch, reference
 from completep.measure.survey import NEAR, find_limit, survey
@@ -271,6 +273,15 @@ def test_a_tiny_learning_rate_is_measured_exactly():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("exponent", [0.15, -0.15, 0.08])
+def test_a_learning_rate_that_is_a_little_wrong_is_not_called_a_wrong_weight_decay(exponent):
+    """The decay per step, η·λ, is typed and shows it exactly. λ alone is blamed where η is right."""
+    tensor = "blocks.*.mlp.up.weight"
+    for setting in ("learning rate", "weight decay"):
+        wrong = quick_check(faulty(tensor, setting, "width", exponent), axis="width")
+        assert {(f.tensor, f.setting) for f in wrong.culprits} == {(tensor, setting)}
+
+
 def test_a_growing_head_needs_its_scale():
     def growing(width, depth):
         model = zoo.huggingface("Llama", **{**zoo.LLAMA_LIKE, "head_dim": width // 2,
@@ -452,6 +463,24 @@ def test_more_seeds_are_added_where_an_interval_is_too_wide(monkeypatch):
 
 
 @pytest.mark.slow
+def test_the_base_is_examined_once_for_all_shapes_and_seeds(monkeypatch):
+    examined = []
+    module = import_module("completep.rules.parametrize")
+    plain = module.examine
+    monkeypatch.setattr(module, "examine", lambda *a, **k: examined.append(1) or plain(*a, **k))
+    checked = quick_check(axis="depth")
+    assert (checked.verdict, len(examined)) == ("PASS", 1)
+    quick_check(rules=["completep", "mup"], axis="depth")
+    assert len(examined) == 2
+
+
+def test_a_large_model_is_not_kept_and_gives_the_same_numbers(monkeypatch):
+    kept = quick_check(rules="mup", axis="depth")
+    assert "multiplier" in {f.setting for f in kept.culprits}  # so there was a second survey, of the same models
+    monkeypatch.setattr(subject_module, "LARGEST_KEPT", 0)
+    assert quick_check(rules="mup", axis="depth").to_json() == kept.to_json()
+
+
 def test_nan_passes_nothing():
     """Every quantity of every tensor set to NaN, one at a time, at the largest size: never PASS."""
     source = Source(pairs.model, Shape(*BASE))

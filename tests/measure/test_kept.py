@@ -38,9 +38,9 @@ def measured(monkeypatch):
     jobs = []
     plain = survey.measure_shape
 
-    def counting(source, setting, job):
+    def counting(family, job):
         jobs.append(str(job))
-        return plain(source, setting, job)
+        return plain(family, job)
 
     monkeypatch.setattr(survey, "measure_shape", counting)
     return jobs
