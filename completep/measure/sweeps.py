@@ -75,8 +75,8 @@ def named(frame: pl.DataFrame, names: Mapping[str, str]) -> pl.DataFrame:
                 f"{role_of[column]} and {role} cannot both be the column {column!r}", fix="name two columns"
             )
         role_of[column] = role
-    kept = frame.drop([role for column, role in role_of.items() if role != column and role in frame.columns])
-    return kept.rename(role_of)
+    hidden = [role for role in role_of.values() if role in frame.columns and role not in role_of]
+    return frame.drop(hidden).rename(role_of)
 
 
 def suggestion(role: str, columns: Iterable[str]) -> str:

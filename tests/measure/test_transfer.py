@@ -232,6 +232,14 @@ def test_columns_that_are_not_there(names, message):
         transfer(sweep().rename(NAMES), **names)
 
 
+def test_columns_whose_names_are_swapped():
+    """A column that is named for one thing may be called what another is."""
+    swapped = sweep(0.5).rename({"lr": "loss", "loss": "lr"})
+    assert transfer(swapped, lr="loss", loss="lr").transfers == transfer(sweep(0.5)).transfers
+    with pytest.raises(UserError, match="the sweep lacks loss"):
+        transfer(swapped, lr="loss")
+
+
 def test_columns_of_trackers():
     assert suggestion("loss", ["epoch", "eval/val_loss", "lr"]) == "loss='eval/val_loss'"
     assert suggestion("width", ["config.n_embd"]) == "width='config.n_embd'"
