@@ -166,7 +166,12 @@ def train_claimed(
     files: dict[str, str] = {}
     if status == "done":
         validation_loss = evaluate(step)
-        files |= export(folder, model, scaling, run.model, world)
+        if math.isfinite(validation_loss):
+            files |= export(folder, model, scaling, run.model, world)
+        else:  # the last update was too large, which no training loss can show any more
+            status = "diverged"
+    if validation_loss is not None and not math.isfinite(validation_loss):
+        validation_loss = None
     seconds = time.perf_counter() - began
     trained = (step - start) * run.batch * run.sequence
     pace, corpus = trained / seconds, sampler.corpus.sha256
