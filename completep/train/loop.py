@@ -202,9 +202,9 @@ def read_data(run: Run, corpus: Corpus, rows: int) -> tuple[Sampler, list[Tensor
 
 
 def check_same(manifest: Manifest, run: Run, scaling: Scaling) -> None:
-    """Refuse a checkpoint of another run."""
+    """Refuse a checkpoint of another run, or of a step that the run does not have."""
     scaling.load_state_dict(manifest.scaling)
-    if manifest.run != run_id(run):
+    if manifest.run != run_id(run) or manifest.step > run.schedule.steps:
         raise UserError(
             f"the checkpoint at step {manifest.step} belongs to another run",
             fix="train in another folder, or move the checkpoints away",
