@@ -10,6 +10,7 @@ from markdown_it import MarkdownIt
 from rich.console import Console
 
 from completep import transfer
+from completep.cli.shared import progress_bar
 from completep.report.charts import pictures, render
 from completep.report.document import Code, Document, Facts, Strong, Table, Text, Verdict
 from completep.report.escape import in_script, visible
@@ -53,6 +54,25 @@ def test_a_terminal_shows_a_name_as_text(name):
     if name.isprintable():
         assert f"[bold]{name}[/]" in terminal.file.getvalue()
     assert not set(as_text(document_of(name))) & set(HARMFUL)
+
+
+def test_a_progress_bar_shows_a_name_as_text(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    terminal = Terminal(file=io.StringIO(), width=400)
+    monkeypatch.setattr("completep.cli.shared.console", lambda stderr: terminal)
+    with progress_bar() as progress:
+        progress(0, 2, "a\x1b]0;title\u202eb")
+    said = terminal.file.getvalue()
+    assert "a\\x1b]0;title\\u202eb" in said
+    assert "\x1b]" not in said
+
+
+def test_a_terminal_of_no_width_still_shows_something(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "0")
+    terminal = Terminal(file=io.StringIO())
+    terminal.print("PASS")
+    assert "PASS" in terminal.file.getvalue()
 
 
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
