@@ -3,6 +3,7 @@
 import io
 import re
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -11,6 +12,7 @@ from rich.console import Console
 
 from completep import transfer
 from completep.cli.shared import progress_bar
+from completep.report import html
 from completep.report.charts import pictures, render
 from completep.report.document import Code, Document, Facts, Strong, Table, Text, Verdict
 from completep.report.escape import in_script, visible
@@ -94,6 +96,21 @@ def test_a_page_has_no_element_of_a_name(name):
     assert not set(hostile) & set(HARMFUL)
     hostile.encode()
     assert re.findall(r"<([a-zA-Z/!][\w-]*)", fragment(document_of(name))).count("script") == 0
+
+
+@pytest.mark.slow
+def test_a_page_is_made_without_a_home(monkeypatch):
+    """Where there is no cache, the scripts of a page are bundled again."""
+
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    document = transfer(sweep(["completep"])).document()
+    expected = page(document)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    html._javascript.cache_clear()
+    assert page(document) == expected
 
 
 def test_a_script_element_cannot_be_left():
