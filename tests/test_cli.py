@@ -203,6 +203,8 @@ def test_an_error_of_ours_has_its_own_code_and_keeps_its_traceback(tmp_path, cap
         (OSError(9, "Bad file descriptor"), 70),
         (MemoryError(), 2),
         (KeyboardInterrupt(), 130),
+        (RuntimeError("Could not determine home directory."), 2),
+        (RuntimeError("something else"), 70),
         (RecursionError(), 70),
         (BaseException("a compiled library panicked"), 70),
     ],

@@ -104,6 +104,11 @@ def main(words: list[str] | None = None) -> int:
         return _mistake("there is not enough memory for this", "use a smaller model, batch or file")
     except (SystemExit, GeneratorExit):
         raise
+    except RuntimeError as error:
+        if "home directory" not in str(error):
+            return _bug()
+        # What pathlib raises to a library that wants a cache; in some containers the user is nobody known.
+        return _mistake("HOME is not set, and this user has no home folder", "set HOME to a folder of yours")
     except BaseException:  # a panic of a compiled library is not an Exception
         return _bug()
 
