@@ -85,7 +85,11 @@ def make_folder(path: Path) -> None:
 
 def cache_folder() -> Path:
     """Where completep keeps what it can make again."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "completep"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "completep"
+    except RuntimeError:  # a user without a home, as in some containers
+        what = "there is no place for a cache: HOME is not set, and this user has no home folder"
+        raise UserError(what, fix="set XDG_CACHE_HOME to a folder that you can write to") from None
 
 
 def create(part: Path, buffering: int = -1) -> IO[bytes]:

@@ -127,7 +127,7 @@ def parse_arguments(words: Sequence[str]) -> dict[str, Any]:
             raise UserError(f"{word!r} is not an argument", fix="write name=value, for instance width=1024")
         try:
             arguments[name] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two for nesting without end
             arguments[name] = value
     return arguments
 

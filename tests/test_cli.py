@@ -203,6 +203,8 @@ def test_an_error_of_ours_has_its_own_code_and_keeps_its_traceback(tmp_path, cap
         (OSError(9, "Bad file descriptor"), 70),
         (MemoryError(), 2),
         (KeyboardInterrupt(), 130),
+        (RuntimeError("Could not determine home directory."), 2),
+        (RuntimeError("something else"), 70),
         (RecursionError(), 70),
         (BaseException("a compiled library panicked"), 70),
     ],
@@ -225,6 +227,45 @@ def test_a_reader_that_has_seen_enough_is_no_verdict(tmp_path):
     command = f"{sys.executable} -m completep study; echo $? > {tmp_path / 'code'}"
     subprocess.run(f"({command}) | true", shell=True, check=True)
     assert (tmp_path / "code").read_text().strip() == "141"
+
+
+@pytest.mark.parametrize(
+    ("words", "streams", "code"),
+    [
+        ("plan --width 64 --depth 2", ">&-", 0),
+        ("plan --width 64 --depth 2 --json", "<&- >&- 2>&-", 0),
+        ("--version", ">&-", 0),
+        ("plan --params x", ">&-", 2),
+        ("plan --params x", ">&- 2>&-", 2),
+        ("plan --params x", "2> /dev/full", 2),
+        ("plan --params x", "2>&1 | true", 2),
+        ("plan --width 64 --depth 2", "> /dev/full", 2),
+    ],
+)
+def test_a_stream_that_is_closed_or_full_is_no_verdict(words, streams, code, tmp_path):
+    """Python itself would end with 1, which is FAIL, or with 120."""
+    redirected, _, reader = streams.partition("|")
+    command = f"{sys.executable} -m completep {words} {redirected}; echo $? > {tmp_path / 'code'}"
+    done = subprocess.run(f"({command}) | true" if reader else command, shell=True, capture_output=True, text=True)
+    assert (tmp_path / "code").read_text().strip() == str(code)
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+CLOSED = """
+import os, sys
+from completep.cli import main
+os.close(1)
+assert main(["--version"]) == 0
+with open(sys.argv[1], "w") as file:
+    os.write(1, b"from a library")
+    file.write("precious")
+"""
+
+
+def test_a_closed_stream_leaves_its_number_to_no_file(tmp_path):
+    """What a library prints must not get into a file of ours."""
+    subprocess.run([sys.executable, "-c", CLOSED, str(tmp_path / "file")], check=True, capture_output=True)
+    assert (tmp_path / "file").read_text() == "precious"
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from completep.errors import UserError
-from completep.load import load_factory
+from completep.load import load_factory, parse_arguments
 
 COUNTED = """
 import pathlib
@@ -105,3 +105,8 @@ def test_a_neighbour_can_be_imported(tmp_path):
     (tmp_path / "counted_neighbour.py").write_text("SIZE = 5")
     (tmp_path / "counted_importer.py").write_text("from counted_neighbour import SIZE\ndef make(): return SIZE")
     assert load_factory(f"{tmp_path / 'counted_importer.py'}:make")() == 5
+
+
+@pytest.mark.parametrize("value", ["-" * 20_000 + "1", "1" + "+1j" * 30_000, "(" * 20_000], ids=["-", "+", "("])
+def test_an_argument_without_end_is_a_word(value):
+    assert parse_arguments([f"width={value}", "depth=2"]) == {"width": value, "depth": 2}

@@ -21,6 +21,7 @@ import tempfile
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TextIO
 
 import tyro
 
@@ -79,6 +80,7 @@ def main(words: list[str] | None = None) -> int:
     130 after Ctrl-C and 141 if nobody reads the output.
     """
     words = sys.argv[1:] if words is None else words
+    _open_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a character
@@ -91,7 +93,7 @@ def main(words: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard(sys.stdout)
         return BROKEN_PIPE
     except OSError as error:
         if error.errno not in PLACES:
@@ -102,6 +104,11 @@ def main(words: list[str] | None = None) -> int:
         return _mistake("there is not enough memory for this", "use a smaller model, batch or file")
     except (SystemExit, GeneratorExit):
         raise
+    except RuntimeError as error:
+        if "home directory" not in str(error):
+            return _bug()
+        # What pathlib raises to a library that wants a cache; in some containers the user is nobody known.
+        return _mistake("HOME is not set, and this user has no home folder", "set HOME to a folder of yours")
     except BaseException:  # a panic of a compiled library is not an Exception
         return _bug()
 
@@ -120,8 +127,8 @@ def _run(words: list[str]) -> int:
 def _mistake(what: str, fix: str) -> int:
     from rich.text import Text
 
-    console(stderr=True).print(Text("error:", "red"), what)
-    console(stderr=True).print(Text("  fix:", "bold"), fix)
+    _complain(Text("error:", "red"), what)
+    _complain(Text("  fix:", "bold"), fix)
     return 2
 
 
@@ -140,5 +147,33 @@ def _bug() -> int:
                 file.write(f"completep {__version__}, Python {sys.version}\n{trace}")
             lines.append(f"  traceback: {path}; COMPLETEP_DEBUG=1 prints it")
     lines.append("  This is a bug of completep. Please open an issue in the project's repository, with the traceback.")
-    console(stderr=True).print(Text("internal error:", "red"), "\n".join(lines))
+    _complain(Text("internal error:", "red"), "\n".join(lines))
     return INTERNAL
+
+
+def _open_streams() -> None:
+    """Open what the caller has closed, as in `completep … >&-`.
+
+    Otherwise the next file that is opened would get the stream's number, and with it all that a library or a child
+    process prints.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w" if number else "r", encoding="utf-8"))  # noqa: SIM115
+
+
+def _complain(*words: object) -> None:
+    """Print to stderr. If it is full or nobody reads it, the exit code still says what is wrong."""
+    try:
+        console(stderr=True).print(*words)
+    except OSError:
+        _discard(sys.stderr)
+
+
+def _discard(stream: TextIO) -> None:
+    """Let what is still buffered go nowhere: Python flushes it at its end, and would exit with a code of its own."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -67,6 +67,8 @@ def show(result: "Result", as_json: bool, out: Path | None = None) -> None:
 def progress_bar() -> "Iterator[Progress]":
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from completep.report.escape import visible
+
     terminal = console(stderr=True)
     columns = (
         BarColumn(24),
@@ -78,7 +80,7 @@ def progress_bar() -> "Iterator[Progress]":
         task = bar.add_task("starting", total=None)
 
         def update(done: int, total: int, what: str) -> None:
-            bar.update(task, completed=done, total=total, description=what)
+            bar.update(task, completed=done, total=total, description=visible(what))  # a column prints it as it is
 
         yield update
 

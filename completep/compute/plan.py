@@ -33,6 +33,7 @@ from completep.units import human, parse_quantity
 
 Law = Literal["paper", "completed"]
 MOST_TOKENS = 1e17
+LARGEST_DECAY = 1e300  # of a λ that can still be calculated with
 # Numbers above these are typing mistakes.
 ABSURD = {
     "width": 1e6,
@@ -469,7 +470,10 @@ def warmup_steps(steps: int, tokens_per_step: int) -> int:
 
 def weight_decay(tau: float, lr: float, steps: int) -> float:
     """The λ that keeps AdamW's timescale τ = 1 / (η λ steps): Wang & Aitchison 2024."""
-    return 1 / (tau * lr * steps)
+    if (share := tau * lr * steps) < 1 / LARGEST_DECAY:
+        what = f"tau={tau:g} with lr={lr:g} over {steps} steps: no weight decay is that strong"
+        raise UserError(what, fix="give a larger tau, or a larger lr")
+    return 1 / share
 
 
 def shape_notes(model: GPTConfig, rules: Rules) -> Iterator[str]:
@@ -492,7 +496,8 @@ def replan(
     What is given wins over the tuned run's.
     """
     h = tuned.hyperparameters
-    tuned_tau = 1 / (h.lr * h.weight_decay * tuned.schedule.steps) if h.weight_decay else math.inf
+    share = h.lr * h.weight_decay * tuned.schedule.steps
+    tuned_tau = 1 / share if share else math.inf
     new = plan_shape(
         model, rules=rules or tuned.rules, base=tuned.base, tpp=tpp, tokens=tokens, batch=batch,
         sequence=sequence or tuned.sequence, lr=lr or h.lr, std=std or h.std, tau=tau or tuned_tau, seed=tuned.seed,

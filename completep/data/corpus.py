@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -112,18 +113,17 @@ class Corpus:
     def verify_once(self) -> None:
         """`verify`, once per corpus and machine: later calls only look at sizes and times of change."""
         place = hashlib.sha256(os.path.realpath(self.folder).encode(errors="surrogateescape")).hexdigest()[:16]
-        stamps = cache_folder() / "verified"
-        path = stamps / f"{place}-{self.sha256[:16]}.json"
-        if _read_stamps(path) == self._stamps():
-            return
-        try:
-            stamps.mkdir(parents=True, exist_ok=True)
-            with lock(path.with_suffix(".lock"), wait=True):  # of several runs that start at once, one reads the data
+        path = _stamp_file(f"{place}-{self.sha256[:16]}.json")
+        if path is None:
+            self.verify()
+        elif _read_stamps(path) != self._stamps():
+            with ExitStack() as stack:
+                with suppress(UserError):  # a cache that cannot be written
+                    stack.enter_context(lock(path.with_suffix(".lock"), wait=True))  # of several runs, one reads
                 if _read_stamps(path) != (before := self._stamps()):
                     self.verify()
-                    write_over(path, json.dumps(before))
-        except OSError:  # no place for a stamp
-            self.verify()
+                    with suppress(UserError):
+                        write_over(path, json.dumps(before))
 
     def _verify(self, shard: Shard) -> None:
         path, hashed = self.folder / shard.file, hashlib.sha256()
@@ -164,6 +164,16 @@ class Corpus:
                 fix=f"restore the tokenizer with the fingerprint {self.manifest.tokenizer.fingerprint}",
             )
         return loaded
+
+
+def _stamp_file(name: str) -> Path | None:
+    """Where the stamp of a corpus is kept; None if there is no place for it."""
+    try:
+        folder = cache_folder() / "verified"
+        folder.mkdir(parents=True, exist_ok=True)
+    except (UserError, OSError):
+        return None
+    return folder / name
 
 
 def _read_stamps(path: Path) -> object:

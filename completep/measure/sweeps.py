@@ -1,7 +1,9 @@
 """A sweep as a frame: a CSV of anybody's, its columns by whatever names they have, and what makes it unusable."""
 
 import difflib
+import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -13,6 +15,8 @@ from completep.files import open_regular
 
 HYPERPARAMETERS = ("lr", "std", "eps", "weight_decay")
 LARGEST = 2**53  # beyond, a float is not every whole number
+MOST_BYTES, MOST_COLUMNS = 2**28, 10_000  # of a CSV
+PACKED = (b"\x1f\x8b", b"\x78\x01", b"\x78\x9c", b"\x78\xda", b"\x28\xb5\x2f\xfd")  # gzip, zlib, zstd
 RESERVED = ("rules", "width", "depth", "seed", "loss")
 # What other people call them, for suggestions.
 ALIASES: Mapping[str, tuple[str, ...]] = {
@@ -35,13 +39,17 @@ def read_sweep(path: Path, names: Mapping[str, str] | None = None) -> pl.DataFra
     A loss that is no number (`nan`, `diverged`) is a run that diverged; a blank is a run that was not done.
     """
     try:
-        open_regular(path).close()
+        _refuse_size(path)
         frame = pl.read_csv(path, infer_schema=False, null_values=[""])
+    except UserError:
+        raise
     except (OSError, ValueError, pl.exceptions.PolarsError) as error:
         first = next(iter(str(error).splitlines()), type(error).__name__)
         raise UserError(f"{path} cannot be read as CSV: {first}", fix="give a file with a header line") from error
     plain = [c.replace('""', '"').strip().lower() for c in frame.columns]  # polars leaves doubled quotes in names
-    repeated = sorted({n for n in plain if plain.count(n) > 1})
+    repeated = sorted(n for n, count in Counter(plain).items() if count > 1)
+    if len(plain) > MOST_COLUMNS:
+        raise UserError(f"{path} has {len(plain)} columns", fix=f"give at most {MOST_COLUMNS} columns")
     if repeated or frame.is_empty():
         what = f"several columns called {repeated[0]!r}" if repeated else "no rows"
         raise UserError(f"{path} has {what}", fix="give one column of each name, and a line for each run")
@@ -58,6 +66,15 @@ def read_sweep(path: Path, names: Mapping[str, str] | None = None) -> pl.DataFra
         _refuse_rows(path, frame, column, good, "a whole number" + ("" if column == "seed" else " of at least 1"))
         cast = cast.with_columns(pl.col(column).cast(pl.Int64))
     return cast.with_columns(pl.col("rules").fill_null("none")) if "rules" in frame.columns else cast
+
+
+def _refuse_size(path: Path) -> None:
+    """Polars would unpack a compressed file without a word: a small one can fill the memory."""
+    with open_regular(path) as file:
+        if file.read(8).startswith(PACKED):
+            raise UserError(f"{path} is compressed", fix="unpack it, and give the CSV itself")
+        if os.fstat(file.fileno()).st_size > MOST_BYTES:
+            raise UserError(f"{path} has more than {MOST_BYTES} bytes", fix="leave out columns that are not needed")
 
 
 def named(frame: pl.DataFrame, names: Mapping[str, str]) -> pl.DataFrame:

@@ -6,18 +6,16 @@ came in with the data would not run.
 
 import base64
 import hashlib
-import os
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
-from pathlib import Path
 
 import jinja2
 from markupsafe import Markup
 
 from completep.errors import UserError
-from completep.files import write_new
+from completep.files import cache_folder, write_new
 from completep.report.document import Document, Figure, Strong, Table, number, tone
 from completep.report.escape import harmless, in_script
 
@@ -91,14 +89,14 @@ def _javascript() -> str:
     """Vega and its embedder, once per page. Bundling them takes seconds, so that the result is kept in your cache."""
     import vl_convert
 
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "completep"
-    kept = folder / f"vega-{version('vl-convert-python')}.js"
-    with suppress(OSError, UnicodeDecodeError):
+    name = f"vega-{version('vl-convert-python')}.js"
+    with suppress(UserError, OSError, UnicodeDecodeError):  # no cache, or one that cannot be read
+        kept = cache_folder() / name
         digest, _, script = kept.read_text(encoding="utf-8").partition("\n")
         if digest == f"// {_digest(script)}":
             return script
         kept.unlink()  # damaged
     script = str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")).replace("</script", "<\\/script")
     with suppress(UserError, OSError):  # a cache that cannot be written
-        write_new(kept, f"// {_digest(script)}\n{script}")
+        write_new(cache_folder() / name, f"// {_digest(script)}\n{script}")
     return script

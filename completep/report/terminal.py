@@ -37,6 +37,8 @@ class Terminal(Console):
 
     def __init__(self, *, file: IO[str] | None = None, stderr: bool = False, width: int | None = None) -> None:
         super().__init__(file=file, stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
+        if self.width < 1:  # COLUMNS=0: nothing at all would be printed
+            self.width = 80
 
     def render_str(self, text: str, **options: object) -> RichText:
         return super().render_str(visible(text), **options)  # type: ignore[arg-type]

@@ -22,8 +22,23 @@ from completep.errors import UserError
 from completep.files import SAFELY, is_locked, lock, read_bytes, write_new
 
 Kind = Literal["kernel", "heartbeat"]
-# Seconds between two changes of a claim. All processes must agree on it, so that it is set for all of them or none.
-BEAT = float(os.environ.get("COMPLETEP_HEARTBEAT", "5"))
+LONGEST = 3600  # seconds of a heartbeat
+
+
+def heartbeat() -> float:
+    """Seconds between two changes of a claim. All processes must agree on it: it is set for all of them or none."""
+    text = os.environ.get("COMPLETEP_HEARTBEAT", "5")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < LONGEST:
+        what = f"COMPLETEP_HEARTBEAT is {text!r}, not a number of seconds between 0 and {LONGEST}"
+        raise UserError(what, fix="unset COMPLETEP_HEARTBEAT, or set it to 5")
+    return seconds
+
+
+BEAT = heartbeat()
 STALE = 12 * BEAT  # seconds without a change, after which a claim is taken over
 LOOK = 0.1  # seconds between two looks at somebody else's claim
 NETWORK = (

@@ -4,6 +4,7 @@ A folder `step-00001000` is complete if it exists. Tensors are stored by paramet
 with another number of ranks and another sharding. Nothing in it is a pickle: reading one runs no code of others.
 """
 
+import logging
 import os
 import re
 import stat
@@ -28,8 +29,8 @@ from completep.files import read_bytes, remove_folder, sha256_of, write_new
 from completep.train.records import NOTHING, Mark
 
 MANIFEST = "completep.json"
-NAME = re.compile(r"step-(\d{8})")
-LEFT_OVER = re.compile(r"\.step-\d{8}\.(part|old)")
+STEP = "step-([0-9]{8}|[1-9][0-9]{8,})"  # `\d` would match the digits of other scripts too
+NAME, LEFT_OVER = re.compile(STEP), re.compile(rf"\.{STEP}\.(part|old)")
 FILE_BYTES = 2**30  # a rank holds one file at a time in memory while it writes it
 
 
@@ -65,7 +66,7 @@ class Checkpoints:
 
     def all(self) -> list[Path]:
         """The folders, newest last."""
-        return sorted(self._named(NAME))
+        return sorted(self._named(NAME), key=lambda path: int(path.name.removeprefix("step-")))
 
     def _refuse_link(self) -> None:
         """What a link leads to is not ours: nothing there may be renamed or removed."""
@@ -81,8 +82,11 @@ class Checkpoints:
     def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, manifest: Manifest) -> None:
         self._refuse_link()
         final = self.folder / f"step-{manifest.step:08d}"
-        if final.exists():
+        if final in self.all():
             return
+        if os.path.lexists(final):
+            fix = f"move {final} away, then run the same command again"
+            raise UserError(f"{final} is in the way: it is not a checkpoint", fix=fix)
         part = self.folder / f".{final.name}.part"
         try:
             if rank() == 0:
@@ -118,10 +122,10 @@ class Checkpoints:
         """
         files = {path.name: sha256_of(path) for path in sorted(part.iterdir())}
         write_new(part / MANIFEST, sealed(asdict(replace(manifest, files=files))))
-        sync(part)
+        sync(*part.iterdir(), part)
         os.rename(part, final)
-        sync(self.folder)
-        older = [path for path in self.all() if path.name < final.name]
+        sync(self.folder)  # not what else lies in it: a named pipe there would make this wait for ever
+        older = self.all()[: self.all().index(final)]
         for old in older[: len(older) - self.keep + 1]:
             going = old.with_name(f".{old.name}.old")  # a folder that is half removed must not look like a checkpoint
             os.rename(old, going)
@@ -142,7 +146,7 @@ class Checkpoints:
         manifest = read_manifest(folder)
         try:
             reader = HuggingFaceStorageReader(str(folder))
-            with no_single_process_warning():
+            with no_single_process_warning(), no_logged_warnings():
                 load(tensors(model, optimizer), storage_reader=reader, no_dist=not dist.is_initialized())
         except (Exception, CheckpointException) as error:  # its hashes are right; torch raises many kinds
             cause = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
@@ -223,9 +227,20 @@ def no_single_process_warning() -> Iterator[None]:
         yield
 
 
-def sync(folder: Path) -> None:
-    """Flush a folder and its files to the disk, so that they survive a power cut."""
-    for path in [*folder.iterdir(), folder]:
+@contextmanager
+def no_logged_warnings() -> Iterator[None]:
+    """Torch logs the traceback of a file that it cannot read. The error that follows says the same in words."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def sync(*paths: Path) -> None:
+    """Flush files and folders to the disk, so that they survive a power cut."""
+    for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)

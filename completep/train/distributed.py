@@ -27,8 +27,9 @@ class World:
 
 def join(parallel: Parallel) -> World:
     """This process's rank, from the environment variables of torchrun, and its device."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    rank, local = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK"))
+    size, rank, local = _number("WORLD_SIZE", 1), _number("RANK", 0), _number("LOCAL_RANK", 0)
+    if rank >= size:
+        raise UserError(f"RANK is {rank}, but there are {size} ranks", fix="unset RANK, or start it with torchrun")
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", local) if cuda else torch.device("cpu")
     if cuda:
@@ -42,6 +43,14 @@ def join(parallel: Parallel) -> World:
         if not dist.is_initialized():
             dist.init_process_group("nccl" if cuda else "gloo")
     return World(rank, size, device)
+
+
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name, str(default))
+    if not (text.isascii() and text.isdecimal()):
+        what = f"the environment variable {name} is {text!r}, not a number"
+        raise UserError(what, fix=f"unset {name}, or start it with torchrun, which sets it")
+    return int(text)
 
 
 def shard(model: nn.Module, world: World, replicas: int) -> None:

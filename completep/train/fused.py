@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from completep.errors import UserError
 from completep.files import cache_folder, make_folder
 from completep.model.gpt import GPT, alibi_slopes
 
@@ -111,7 +112,7 @@ def load() -> ctypes.CDLL | None:
         return None
     try:
         return ctypes.CDLL(str(_compiled(compiler)))
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, UserError, subprocess.SubprocessError):  # for instance, no cache that can be written
         return None
 
 

@@ -166,7 +166,12 @@ def train_claimed(
     files: dict[str, str] = {}
     if status == "done":
         validation_loss = evaluate(step)
-        files |= export(folder, model, scaling, run.model, world)
+        if math.isfinite(validation_loss):
+            files |= export(folder, model, scaling, run.model, world)
+        else:  # the last update was too large, which no training loss can show any more
+            status = "diverged"
+    if validation_loss is not None and not math.isfinite(validation_loss):
+        validation_loss = None
     seconds = time.perf_counter() - began
     trained = (step - start) * run.batch * run.sequence
     pace, corpus = trained / seconds, sampler.corpus.sha256
@@ -197,9 +202,9 @@ def read_data(run: Run, corpus: Corpus, rows: int) -> tuple[Sampler, list[Tensor
 
 
 def check_same(manifest: Manifest, run: Run, scaling: Scaling) -> None:
-    """Refuse a checkpoint of another run."""
+    """Refuse a checkpoint of another run, or of a step that the run does not have."""
     scaling.load_state_dict(manifest.scaling)
-    if manifest.run != run_id(run):
+    if manifest.run != run_id(run) or manifest.step > run.schedule.steps:
         raise UserError(
             f"the checkpoint at step {manifest.step} belongs to another run",
             fix="train in another folder, or move the checkpoints away",

@@ -15,6 +15,7 @@ import pytest
 from completep.cli import main
 from completep.data import corpus as module
 from completep.data import parquet
+from completep.data.builtin import builtin_corpus
 from completep.data.corpus import load_corpus
 from completep.data.prepare import prepare
 from completep.errors import UserError
@@ -214,6 +215,33 @@ def test_a_damaged_stamp_costs_only_time(corpus, monkeypatch):
     load_corpus(corpus).verify_once()
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
     load_corpus(corpus).verify_once()
+
+
+@pytest.mark.parametrize("ending", [".lock", ".json"])
+def test_a_cache_that_cannot_be_written_costs_only_time(corpus, ending):
+    """As on a disk that is full or read-only: a folder in the place of the lock or of the stamp."""
+    load_corpus(corpus).verify_once()
+    (stamp,) = (module.cache_folder() / "verified").glob("*.json")
+    stamp.unlink()
+    stamp.with_suffix(".lock").unlink()
+    (stamp.with_suffix(ending) / "full").mkdir(parents=True)
+    load_corpus(corpus).verify_once()
+    flip(corpus / "train-00000.bin", 7)
+    with pytest.raises(UserError, match="is damaged"):  # it was read again
+        load_corpus(corpus).verify_once()
+
+
+def test_a_user_without_a_home_can_use_a_corpus(corpus, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", homeless)
+    load_corpus(corpus).verify_once()
+    with pytest.raises(UserError, match="no home folder") as caught:
+        builtin_corpus()
+    assert "XDG_CACHE_HOME" in caught.value.fix
+
+
+def homeless():
+    raise RuntimeError("Could not determine home directory.")
 
 
 def test_ids_past_the_vocabulary_are_an_error(tmp_path):

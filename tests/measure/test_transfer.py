@@ -1,8 +1,11 @@
 """The transfer verdict on curves whose optimum is known: what passes, what fails, and what cannot be told."""
 
+import gzip
 import json
 import math
 import re
+import zlib
+from contextlib import nullcontext
 
 import numpy as np
 import polars as pl
@@ -16,6 +19,7 @@ from completep.measure.curves import Curve, compare, curve, judge_transfer
 from completep.measure.sweeps import find_hyperparameter, read_sweep, suggestion
 from completep.report.document import strict
 from completep.stats import fit_bowl
+from tests.hostile import within
 
 
 def sweep(
@@ -402,6 +406,37 @@ def test_a_sweep_without_a_loss_is_refused(tmp_path, capsys):
     sweep().cast(pl.String).with_columns(loss=pl.lit("")).write_csv(tmp_path / "runs.csv")
     assert main(["check", "transfer", str(tmp_path / "runs.csv"), "--out", str(tmp_path)]) == 2
     assert "no run of the sweep has a loss" in capsys.readouterr().err
+
+
+PACKERS = {"gzip": gzip.compress, "zlib": zlib.compress, "zlib-1": lambda data: zlib.compress(data, 1)}
+
+
+@pytest.mark.parametrize("pack", PACKERS.values(), ids=PACKERS.keys())
+def test_a_packed_sweep_is_not_unpacked(pack, tmp_path, capsys):
+    """A megabyte may unpack to any size, and polars would do it without being asked."""
+    sweep().write_csv(tmp_path / "plain.csv")
+    (tmp_path / "runs.csv").write_bytes(pack((tmp_path / "plain.csv").read_bytes()))
+    assert main(["check", "transfer", str(tmp_path / "runs.csv")]) == 2
+    assert "runs.csv is compressed" in capsys.readouterr().err
+    assert not read_sweep(tmp_path / "plain.csv").is_empty()  # what the error says to do
+
+
+def test_an_enormous_sweep_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "runs.csv"
+    sweep().write_csv(path)
+    monkeypatch.setattr("completep.measure.sweeps.MOST_BYTES", path.stat().st_size)
+    assert not read_sweep(path).is_empty()
+    monkeypatch.setattr("completep.measure.sweeps.MOST_BYTES", path.stat().st_size - 1)
+    with pytest.raises(UserError, match=r"runs\.csv has more than"):
+        read_sweep(path)
+
+
+@pytest.mark.parametrize(("columns", "most"), [(10_000, True), (100_000, False)])
+def test_a_sweep_with_endless_columns_is_refused_at_once(columns, most, tmp_path):
+    names = ["lr", "width", "loss", *(f"c{i}" for i in range(columns - 3))]
+    (tmp_path / "runs.csv").write_text(f"{','.join(names)}\n{','.join('1' for _ in names)}\n")
+    with within(), nullcontext() if most else pytest.raises(UserError, match="has 100000 columns"):
+        assert read_sweep(tmp_path / "runs.csv").width == columns
 
 
 def test_a_report_onto_a_file_is_refused(tmp_path, capsys):

@@ -3,6 +3,7 @@
 import io
 import re
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -10,6 +11,8 @@ from markdown_it import MarkdownIt
 from rich.console import Console
 
 from completep import transfer
+from completep.cli.shared import progress_bar
+from completep.report import html
 from completep.report.charts import pictures, render
 from completep.report.document import Code, Document, Facts, Strong, Table, Text, Verdict
 from completep.report.escape import in_script, visible
@@ -55,6 +58,25 @@ def test_a_terminal_shows_a_name_as_text(name):
     assert not set(as_text(document_of(name))) & set(HARMFUL)
 
 
+def test_a_progress_bar_shows_a_name_as_text(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    terminal = Terminal(file=io.StringIO(), width=400)
+    monkeypatch.setattr("completep.cli.shared.console", lambda stderr: terminal)
+    with progress_bar() as progress:
+        progress(0, 2, "a\x1b]0;title\u202eb")
+    said = terminal.file.getvalue()
+    assert "a\\x1b]0;title\\u202eb" in said
+    assert "\x1b]" not in said
+
+
+def test_a_terminal_of_no_width_still_shows_something(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "0")
+    terminal = Terminal(file=io.StringIO())
+    terminal.print("PASS")
+    assert "PASS" in terminal.file.getvalue()
+
+
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
 def test_markdown_shows_a_name_as_text(name):
     text = markdown(document_of(name))
@@ -74,6 +96,21 @@ def test_a_page_has_no_element_of_a_name(name):
     assert not set(hostile) & set(HARMFUL)
     hostile.encode()
     assert re.findall(r"<([a-zA-Z/!][\w-]*)", fragment(document_of(name))).count("script") == 0
+
+
+@pytest.mark.slow
+def test_a_page_is_made_without_a_home(monkeypatch):
+    """Where there is no cache, the scripts of a page are bundled again."""
+
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    document = transfer(sweep(["completep"])).document()
+    expected = page(document)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    html._javascript.cache_clear()
+    assert page(document) == expected
 
 
 def test_a_script_element_cannot_be_left():

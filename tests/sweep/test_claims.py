@@ -284,3 +284,12 @@ def test_a_claim_that_is_no_file_is_refused_at_once(tmp_path, kind):
     plant(tmp_path / "x.claim", kind)
     with within(), pytest.raises(UserError, match="is not a claim"), beating(tmp_path / "x.claim"):
         pass
+
+
+@pytest.mark.parametrize("text", ["", "x", "0", "-1", "nan", "inf", "1e9"])
+def test_a_heartbeat_that_is_no_time_is_an_error(text, monkeypatch):
+    monkeypatch.setenv("COMPLETEP_HEARTBEAT", text)
+    with pytest.raises(UserError, match=f"COMPLETEP_HEARTBEAT is '{text}'"):
+        claims.heartbeat()
+    monkeypatch.setenv("COMPLETEP_HEARTBEAT", "0.4")
+    assert claims.heartbeat() == 0.4

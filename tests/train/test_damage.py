@@ -88,7 +88,7 @@ class Evil:
         return os.system, (f"touch {self.victim}",)
 
 
-def test_a_pickle_in_a_checkpoint_is_never_loaded(cut, data, tmp_path):
+def test_a_pickle_in_a_checkpoint_is_never_loaded(cut, data, tmp_path, caplog):
     """The old format kept torch's pickled `.metadata` here. Its hash is right, and yet nothing happens."""
     ran = tmp_path / "ran"
     last = cut / "checkpoints" / "step-00000012"
@@ -99,6 +99,7 @@ def test_a_pickle_in_a_checkpoint_is_never_loaded(cut, data, tmp_path):
     assert verified(last).step == 12  # a perfect forgery
     with pytest.raises(UserError, match="does not fit this run") as caught:
         resume(data, cut)
+    assert not [record for record in caplog.records if record.exc_info]  # torch would log a traceback
     assert not ran.exists()
     shutil.rmtree(last)  # what the error says to do
     assert str(last) in caught.value.fix
@@ -163,9 +164,44 @@ def test_a_checkpoint_of_another_run_is_refused(cut, data):
         resume(data, cut)
 
 
+def test_a_step_that_the_run_does_not_have_is_refused(cut, data):
+    """Forged: a run of 12 steps would be done at step 99."""
+    late = cut / "checkpoints" / "step-00000099"
+    shutil.copytree(cut / "checkpoints" / "step-00000012", late)
+    rewrite(late / checkpoint.MANIFEST, lambda m: m.update(step=99))
+    with pytest.raises(UserError, match="checkpoint at step 99 belongs to another run"):
+        resume(data, cut)
+    shutil.move(late, cut / "late")  # what the error says to do
+    assert resume(data, cut) == ["resumed at step 12"]
+
+
+def test_checkpoints_past_eight_digits_are_in_order(tmp_path):
+    names = ["step-00000005", "step-99999999", "step-100000000", "step-2000000000"]
+    for name in [*names, "step-0000000001", "step-000000٠٣"]:
+        (tmp_path / name).mkdir()
+    assert [path.name for path in checkpoint.Checkpoints(tmp_path, 2, print).all()] == names
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_what_is_in_the_way_of_a_checkpoint_is_named(kind, cut, data):
+    """It is not one of ours, and the run must not go on without checkpoints."""
+    taken = cut / "checkpoints" / "step-00000012"
+    shutil.rmtree(taken)
+    if kind == "file":
+        taken.write_text("mine")
+    else:
+        taken.symlink_to(cut / "checkpoints" / "step-00000005")
+    with pytest.raises(UserError, match="step-00000012 is in the way") as caught:
+        resume(data, cut)
+    assert f"move {taken} away" in caught.value.fix
+    os.rename(taken, cut / "mine")
+    assert resume(data, cut) == ["resumed at step 10"]
+    assert verified(taken).step == 12
+
+
 def test_only_exactly_our_names_are_checkpoints(cut, data):
     folder = cut / "checkpoints"
-    foreign = ["best-step-00000020", "zz-step-00000010", "step-00000010-mine", "step-1", "notes"]
+    foreign = ["best-step-00000020", "zz-step-00000010", "step-00000010-mine", "step-1", "notes", "step-0000000٣"]
     for name in foreign:
         shutil.copytree(folder / "step-00000005", folder / name)
     (folder / "step-00000099").symlink_to(folder / "step-00000005")
@@ -215,9 +251,20 @@ def test_keeping_no_checkpoint_is_refused(keep):
 def test_what_a_kill_left_half_written_is_removed(cut, data):
     for name in (".step-00000010.part", ".step-00000005.old"):
         (cut / "checkpoints" / name).mkdir()
-    (cut / "checkpoints" / ".mine.part").mkdir()
+    foreign = {".mine.part", ".step-0000000٣.part"}
+    for name in foreign:
+        (cut / "checkpoints" / name).mkdir()
     resume(data, cut)
-    assert {p.name for p in (cut / "checkpoints").glob(".*")} == {".mine.part"}
+    assert {p.name for p in (cut / "checkpoints").glob(".*")} == foreign
+
+
+def test_a_pipe_or_a_dead_link_beside_the_checkpoints_does_not_stop_the_run(cut, data):
+    shutil.rmtree(cut / "checkpoints" / "step-00000012")
+    os.mkfifo(cut / "checkpoints" / "pipe")
+    (cut / "checkpoints" / "dead").symlink_to("nowhere")
+    with within():
+        assert resume(data, cut) == ["resumed at step 10"]
+    assert verified(cut / "checkpoints" / "step-00000012").step == 12
 
 
 # -- one process at a time -------------------------------------------------------------------------------------

@@ -1,6 +1,9 @@
 """`completep train` with flags: the paper's recipe, a folder named by the run, no flags next to a run.json."""
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -57,3 +60,20 @@ def test_a_run_on_other_data_forgets_the_hash_of_the_old(data):
 def test_contradictions_are_errors(words, message, capsys):
     assert main(["train", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("WORLD_SIZE", "x", "WORLD_SIZE is 'x', not a number"),
+        ("RANK", "-1", "RANK is '-1', not a number"),
+        ("RANK", "1", "RANK is 1, but there are 1 ranks"),
+        ("LOCAL_RANK", "", "LOCAL_RANK is '', not a number"),
+    ],
+)
+def test_variables_that_torchrun_did_not_set_are_named(name, value, message, data, tmp_path):
+    command = [sys.executable, "-m", "completep", "train", *FLAGS.split(), "--data", str(data), "--out", str(tmp_path)]
+    done = subprocess.run(command, env={**os.environ, name: value}, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert f"unset {name}" in done.stderr

@@ -121,7 +121,7 @@ def test_other_lengths_and_types_are_left_to_torch():
 
 @pytest.mark.slow
 def test_without_a_compiler_torch_does_it(tmp_path):
-    """A compiler that is not there, and one that fails: the decoder trains all the same."""
+    """A compiler that is not there, one that fails, no place for the library: the decoder trains all the same."""
     (tmp_path / "cc").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "cc").chmod(0o755)
     code = (
@@ -129,7 +129,7 @@ def test_without_a_compiler_torch_does_it(tmp_path):
         "from completep.train import fused\n"
         "print(fused.fuse(GPT(GPTConfig(64, 1, 61, head_size=16)), 16))"
     )
-    for compiler in ("no-such-compiler", str(tmp_path / "cc")):
-        environment = {"CC": compiler, "PATH": "/usr/bin:/bin", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    for compiler, cache in (("no-such-compiler", "cache"), (str(tmp_path / "cc"), "cache"), ("cc", "cc/cache")):
+        environment = {"CC": compiler, "PATH": "/usr/bin:/bin", "XDG_CACHE_HOME": str(tmp_path / cache)}
         done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
         assert done.stdout.strip() == "False"

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import shutil
 import signal
@@ -17,11 +18,12 @@ from safetensors.torch import load_file, save_file
 
 from completep import UserError, parametrize
 from completep.compute import flops
-from completep.config import Data, GPTConfig, Schedule, Shape, to_json
+from completep.config import Data, Evaluation, GPTConfig, Schedule, Shape, to_json
 from completep.data.prepare import prepare
 from completep.data.sampler import Sampler
 from completep.model.gpt import GPT
 from completep.rules.table import rules_named
+from completep.sweep.store import parse_result
 from completep.train import checkpoint, speed
 from completep.train.distributed import World
 from completep.train.export import load_exported
@@ -256,6 +258,27 @@ def test_divergence_is_a_result(data, tmp_path):
     assert 0 < result.step < 60
     assert result.train_loss is not None
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "diverged"
+
+
+def test_a_run_whose_last_update_is_too_large_has_diverged(data, tmp_path):
+    """No training loss follows that update. A result with a loss of NaN could not be read by a study."""
+    huge = replace(small_run(data).hyperparameters, lr=1e30)
+    run = small_run(data, schedule=Schedule(1, 0), hyperparameters=huge)
+    result = train(run, tmp_path / "run", EVERY_STEP)
+    assert (result.status, result.validation_loss) == ("diverged", None)
+    assert math.isfinite(result.train_loss)
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+    text = (tmp_path / "run" / "result.json").read_text()
+    assert parse_result(text, tmp_path)["status"] == "diverged"
+    assert train(run, tmp_path / "run", EVERY_STEP) == result
+
+
+def test_a_diverged_run_has_no_loss_that_is_not_a_number(data, tmp_path):
+    """Here the validation after the first of two steps sees it first."""
+    huge = replace(small_run(data).hyperparameters, lr=1e30)
+    run = small_run(data, schedule=Schedule(2, 0), hyperparameters=huge, evaluation=Evaluation(1, 128))
+    result = train(run, tmp_path / "run", EVERY_STEP)
+    assert (result.status, result.validation_loss) == ("diverged", None)
 
 
 # -- the same run, executed another way -----------------------------------------------------------
