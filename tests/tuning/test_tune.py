@@ -24,6 +24,7 @@ from completep.tuned import read_tuned
 from completep.tuning.again import command_of, engine_words
 from completep.tuning.record import record_path
 from completep.tuning.run import tune_plan, tune_status, tuning_of
+from tests.hostile import within
 from tests.tuning.commands import BOWL, LOSS, SPACE, WORDS, WRITE, bowl, script, tuned
 
 ROOT = Path(__file__).parents[2]
@@ -511,6 +512,24 @@ def test_a_damaged_result_is_an_error_of_input_or_is_left_out(tmp_path, capsys, 
         assert main([*words, *more]) in (0, 2, 3)
     assert main(["tune", "status", "--out", str(tmp_path)]) in (0, 2)
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("proxies", "place"),
+    [([1] * 100, "@ $.proxies[7]; … (100 in all)"), ([1] * 10**6, "tuned.json"), ("x" * 10**6, "tuned.json")],
+)
+def test_a_list_of_wrong_entries_is_a_short_error_at_once(tmp_path, proxies, place):
+    from completep.config import sealed
+    from completep.tuned import TunedValue, TunedValues, write_tuned
+
+    values = TunedValues({"lr": TunedValue(0.5)}, cp.Shape(64, 2), "completep", "PASS", "", [], "x")
+    path = write_tuned(tmp_path / "tuned.json", values)
+    assert read_tuned(path).proxies == []
+    plain = {k: v for k, v in json.loads(path.read_text()).items() if k not in ("sealed", "digest")}
+    path.write_text(sealed({**plain, "proxies": proxies}))
+    with within(10), pytest.raises(UserError, match=re.escape(place)) as caught:
+        read_tuned(path)
+    assert len(caught.value.what) < 1000
 
 
 @pytest.mark.parametrize("value", ["1" + "0" * 400, "1e400", "NaN", "-Infinity", "true", "[1]", "{}"])
