@@ -17,7 +17,7 @@ BUILTIN = ("python", "torch")  # corpora that need no preparation: sources that 
 LEAST_HEADS = 4  # of a model with ALiBi: the only head of a model has the slope 1/256, so it hardly sees positions
 MOST = 2**31 - 1  # of every whole number in a run: more would only fail later, with a worse message
 
-MOST_EXPLAINED = 2**16  # characters of a file whose problems are all looked for
+MOST_EXPLAINED = 20_000  # entries and characters of a file whose problems are all looked for
 MOST_SHOWN = 8  # problems of one file in an error message
 
 
@@ -332,9 +332,18 @@ def structure(content: object, kind: type[T], name: str, fix: str) -> T:
     try:
         return _reader(thorough=False).structure(content, kind)
     except Exception as error:  # the first problem; cattrs raises many kinds
-        small = len(json.dumps(content)) <= MOST_EXPLAINED
-        problems = (_problems(content, kind) if small else []) or [_describe(error, kind)]
+        problems = (_problems(content, kind) if _is_small(content) else []) or [_describe(error, kind)]
         raise UserError(f"{name}: {'; '.join(problems)}", fix=fix) from error
+
+
+def _is_small(content: object) -> bool:
+    waiting, count = [content], 0
+    while waiting and count <= MOST_EXPLAINED:
+        value = waiting.pop()
+        if isinstance(value, (dict, list, str)):
+            count += len(value)
+            waiting += [] if isinstance(value, str) else value.values() if isinstance(value, dict) else value
+    return count <= MOST_EXPLAINED
 
 
 def _problems(content: object, kind: type) -> list[str]:

@@ -320,6 +320,29 @@ def test_a_toml_file_holds_all_of_it(tmp_path, capsys, monkeypatch):
     assert "is not TOML" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("# steps = 1000", f"steps = {'9' * 5000}", "tune.toml is not TOML: Exceeds the limit"),
+        ("# steps = 1000", f"steps = 0x{'f' * 5000}", "tune.toml: set: steps is a number that is too large"),
+        ("seeds = 3", f"seeds = 0x{'f' * 5000}", "tune.toml: seeds is a number that is too large"),
+        ("seeds = 3", "seeds = 1979-05-27", "datetime.date(1979, 5, 27) is not of type int"),
+        ("# steps = 1000", "steps = 10\ntau = 1e-305", "tau=1e-305 with lr="),
+        ("# steps = 1000", "steps = 10\ntau = 1e-3", ""),
+    ],
+    ids=["digits", "hexadecimal", "seeds", "date", "decay", "control"],
+)
+def test_absurd_numbers_in_a_toml_file_are_errors(old, new, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["tune", "--init", "tune.toml"]) == 0
+    (tmp_path / "train.py").write_text(BOWL.read_text())
+    text = (tmp_path / "tune.toml").read_text()
+    assert old in text
+    (tmp_path / "tune.toml").write_text(text.replace(old, new))
+    assert main(["tune", "tune.toml", "--dry-run"]) == (2 if message else 0)
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_dry_run_writes_nothing_and_shows_a_run(tmp_path, capsys):
     words = ["tune", bowl(), "--loss", LOSS, "--space", "lr=2^-9..2^-5", "--out", str(tmp_path / "runs"), "--dry-run"]
     assert main(words) == 0
