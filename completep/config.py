@@ -17,6 +17,9 @@ BUILTIN = ("python", "torch")  # corpora that need no preparation: sources that 
 LEAST_HEADS = 4  # of a model with ALiBi: the only head of a model has the slope 1/256, so it hardly sees positions
 MOST = 2**31 - 1  # of every whole number in a run: more would only fail later, with a worse message
 
+MOST_EXPLAINED = 20_000  # entries and characters of a file whose problems are all looked for
+MOST_SHOWN = 8  # problems of one file in an error message
+
 
 def whole(name: str, value: object, least: int = 1) -> None:
     """Refuse what is not a whole number from `least` to MOST."""
@@ -324,23 +327,46 @@ def parse_json(text: str, name: str, fix: str) -> object:
 
 def structure(content: object, kind: type[T], name: str, fix: str) -> T:
     """Plain data → dataclass. An unknown, missing or wrongly typed field is an error that names it."""
-    import cattrs
-
     if not isinstance(content, dict):
         raise UserError(f"{name} is not a JSON object: {str(content)[:40]!r}", fix=fix)
     try:
-        return _reader().structure(content, kind)
+        return _reader(thorough=False).structure(content, kind)
+    except Exception as error:  # the first problem; cattrs raises many kinds
+        problems = (_problems(content, kind) if _is_small(content) else []) or [_describe(error, kind)]
+        raise UserError(f"{name}: {'; '.join(problems)}", fix=fix) from error
+
+
+def _is_small(content: object) -> bool:
+    waiting, count = [content], 0
+    while waiting and count <= MOST_EXPLAINED:
+        value = waiting.pop()
+        if isinstance(value, (dict, list, str)):
+            count += len(value)
+            waiting += [] if isinstance(value, str) else value.values() if isinstance(value, dict) else value
+    return count <= MOST_EXPLAINED
+
+
+def _problems(content: object, kind: type) -> list[str]:
+    """All that is wrong, each with its place."""
+    import cattrs
+
+    try:
+        _reader(thorough=True).structure(content, kind)
     except (cattrs.BaseValidationError, cattrs.ForbiddenExtraKeysError) as error:
-        problems = "; ".join(line.removesuffix(" @ $") for line in cattrs.transform_error(error, "$", _describe))
-        raise UserError(f"{name}: {problems}", fix=fix) from error
+        found = [line.removesuffix(" @ $") for line in cattrs.transform_error(error, "$", _describe)]
+        return found if len(found) <= MOST_SHOWN else [*found[:MOST_SHOWN], f"… ({len(found)} in all)"]
+    return []
 
 
 @cache
-def _reader() -> "Converter":
-    """Strict, and made once: it writes and compiles code for every class that it reads."""
+def _reader(*, thorough: bool) -> "Converter":
+    """Strict, and made once: it writes and compiles code for every class that it reads.
+
+    A thorough one collects all problems, which takes minutes for a list of a million wrong entries.
+    """
     import cattrs
 
-    converter = cattrs.Converter(forbid_extra_keys=True)
+    converter = cattrs.Converter(forbid_extra_keys=True, detailed_validation=thorough)
     for simple in (int, float, str, bool):
         converter.register_structure_hook(simple, _exactly)
     converter.register_structure_hook_func(lambda wanted: wanted is object, lambda value, _: value)

@@ -468,10 +468,10 @@ def warmup_steps(steps: int, tokens_per_step: int) -> int:
     return int(min(paper.WARMUP_SHARE * steps, paper.WARMUP_TOKENS / tokens_per_step))
 
 
-def weight_decay(tau: float, lr: float, steps: int) -> float:
+def weight_decay(tau: float, lr: float, steps: float) -> float:
     """The λ that keeps AdamW's timescale τ = 1 / (η λ steps): Wang & Aitchison 2024."""
     if (share := tau * lr * steps) < 1 / LARGEST_DECAY:
-        what = f"tau={tau:g} with lr={lr:g} over {steps} steps: no weight decay is that strong"
+        what = f"tau={tau:g} with lr={lr:g} over {steps:g} steps: no weight decay is that strong"
         raise UserError(what, fix="give a larger tau, or a larger lr")
     return 1 / share
 

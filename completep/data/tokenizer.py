@@ -170,7 +170,8 @@ def _from_json(path: Path) -> Tokenizer:
     data = read_text(path, MOST_BYTES).encode()
     try:
         loaded = tokenizers.Tokenizer.from_str(data.decode())
-    except Exception as error:  # the library raises plain Exception
+    except BaseException as error:
+        _raise_interruption(error)
         raise UserError(
             f"{path} is not a tokenizer.json: {error}", fix="use bytes, gpt2 or a tokenizer.json"
         ) from error
@@ -184,7 +185,8 @@ def _from_json(path: Path) -> Tokenizer:
     def to_ids(text: str) -> Ids:
         try:
             return np.array(loaded.encode(text, add_special_tokens=False).ids, dtype=ids_type)
-        except Exception as error:  # as above; for instance a word that is not in the vocabulary
+        except BaseException as error:  # for instance a word that is not in the vocabulary
+            _raise_interruption(error)
             raise UserError(f"{path} cannot encode {text[:40]!r}: {error}", fix="use another tokenizer") from error
 
     return Tokenizer(
@@ -196,6 +198,12 @@ def _from_json(path: Path) -> Tokenizer:
         to_ids=to_ids,
         to_text=lambda ids: str(loaded.decode(ids, skip_special_tokens=False)),
     )
+
+
+def _raise_interruption(error: BaseException) -> None:
+    """Raise what is no error of the library again. It raises plain Exceptions, and its panics are not even those."""
+    if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)):
+        raise error
 
 
 def _end(loaded: Any, path: Path) -> int:

@@ -77,12 +77,14 @@ def _common(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def derived(values: Mapping[str, Value]) -> dict[str, Value]:
-    """Weight decay from its timescale: λ = 1 / (τ · η · steps), where all three are known."""
+    """Weight decay from its timescale, where τ, η and the steps are known."""
+    from completep.compute.plan import weight_decay
+
     known = {name: values.get(name) for name in ("tau", "lr", "steps")}
     if "weight_decay" in values or not all(isinstance(v, (int, float)) and v > 0 for v in known.values()):
         return {}
     tau, lr, steps = (float(v) for v in known.values() if v is not None)
-    return {"weight_decay": 1 / (tau * lr * steps)}
+    return {"weight_decay": weight_decay(tau, lr, steps)}
 
 
 def identity(kind: str, **content: object) -> str:

@@ -16,7 +16,7 @@ from completep.studies.scale import LAPTOP
 from completep.sweep.task import Point, Value
 from completep.tuning.reading import EXAMPLE as LOSS_EXAMPLE
 from completep.tuning.reading import Source, Take
-from completep.tuning.space import Dimension, check_name, is_value, parse_space
+from completep.tuning.space import LARGEST, Dimension, check_name, is_value, parse_space
 from completep.tuning.subject import CommandSubject, Common, DecoderSubject, FunctionSubject, Subject
 from completep.tuning.template import Template
 
@@ -141,14 +141,25 @@ def read_tuning(path: Path, changes: Mapping[str, object] | None = None) -> Tuni
     """A TOML file, with what was given besides it."""
     try:
         content = tomllib.loads(read_text(path, MOST_BYTES))
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except UserError:
+        raise
+    except (ValueError, RecursionError) as error:  # not TOML, or a number with more digits than Python converts
         raise UserError(f"{path} is not TOML: {error}", fix=FIX) from error
+    _refuse_huge(content, str(path))
     known = [f.name for f in fields(Tuning)]
     for key in content:
         if key not in known:
             close = difflib.get_close_matches(key, known, 1)
             raise UserError(f"{path}: unknown key {key!r}", fix=f"did you mean {close[0]}?" if close else FIX)
     return make_tuning({**content, **(changes or {})}, str(path))
+
+
+def _refuse_huge(value: object, place: str) -> None:
+    """No message can show a number of thousands of digits, which 0xfff… may have."""
+    if isinstance(value, int) and abs(value) > LARGEST:
+        raise UserError(f"{place} is a number that is too large", fix=f"give one of at most {LARGEST}")
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        _refuse_huge(inner, f"{place}: {key}")
 
 
 def make_tuning(content: Mapping[str, object], name: str = "tune") -> Tuning:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from completep.cli import main
 from completep.data import tokenizer as module
 from completep.data.tokenizer import dtype_for, load_tokenizer
 from completep.errors import UserError
@@ -113,6 +114,24 @@ def test_a_file_that_is_not_a_tokenizer(tmp_path):
     (tmp_path / "x.json").write_text("{}")
     with pytest.raises(UserError, match=r"x\.json is not a tokenizer\.json"):
         load_tokenizer(str(tmp_path / "x.json"))
+
+
+PANICS = {
+    "when it is read": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "BAAAAP////8A"}},
+    "when it encodes": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+}
+
+
+@pytest.mark.parametrize("change", PANICS.values(), ids=PANICS.keys())
+def test_a_tokenizer_on_which_the_library_panics(change, json_tokenizer, tmp_path, capsys):
+    """A panic is not an Exception in Python."""
+    content = json.loads(json_tokenizer.read_text())
+    (tmp_path / "evil.json").write_text(json.dumps(content | change))
+    (tmp_path / "a.txt").write_text("hello world")
+    words = ["prepare", str(tmp_path / "a.txt"), "--out", str(tmp_path / "out"), "--workers", "1", "--tokenizer"]
+    assert main([*words, str(tmp_path / "evil.json")]) == 2
+    assert "evil.json" in capsys.readouterr().err
+    assert main([*words, str(json_tokenizer)]) == 0
 
 
 def test_a_text_that_cannot_be_encoded(tmp_path):

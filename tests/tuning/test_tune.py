@@ -24,6 +24,7 @@ from completep.tuned import read_tuned
 from completep.tuning.again import command_of, engine_words
 from completep.tuning.record import record_path
 from completep.tuning.run import tune_plan, tune_status, tuning_of
+from tests.hostile import within
 from tests.tuning.commands import BOWL, LOSS, SPACE, WORDS, WRITE, bowl, script, tuned
 
 ROOT = Path(__file__).parents[2]
@@ -319,6 +320,29 @@ def test_a_toml_file_holds_all_of_it(tmp_path, capsys, monkeypatch):
     assert "is not TOML" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("# steps = 1000", f"steps = {'9' * 5000}", "tune.toml is not TOML: Exceeds the limit"),
+        ("# steps = 1000", f"steps = 0x{'f' * 5000}", "tune.toml: set: steps is a number that is too large"),
+        ("seeds = 3", f"seeds = 0x{'f' * 5000}", "tune.toml: seeds is a number that is too large"),
+        ("seeds = 3", "seeds = 1979-05-27", "datetime.date(1979, 5, 27) is not of type int"),
+        ("# steps = 1000", "steps = 10\ntau = 1e-305", "tau=1e-305 with lr="),
+        ("# steps = 1000", "steps = 10\ntau = 1e-3", ""),
+    ],
+    ids=["digits", "hexadecimal", "seeds", "date", "decay", "control"],
+)
+def test_absurd_numbers_in_a_toml_file_are_errors(old, new, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["tune", "--init", "tune.toml"]) == 0
+    (tmp_path / "train.py").write_text(BOWL.read_text())
+    text = (tmp_path / "tune.toml").read_text()
+    assert old in text
+    (tmp_path / "tune.toml").write_text(text.replace(old, new))
+    assert main(["tune", "tune.toml", "--dry-run"]) == (2 if message else 0)
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_dry_run_writes_nothing_and_shows_a_run(tmp_path, capsys):
     words = ["tune", bowl(), "--loss", LOSS, "--space", "lr=2^-9..2^-5", "--out", str(tmp_path / "runs"), "--dry-run"]
     assert main(words) == 0
@@ -511,6 +535,24 @@ def test_a_damaged_result_is_an_error_of_input_or_is_left_out(tmp_path, capsys, 
         assert main([*words, *more]) in (0, 2, 3)
     assert main(["tune", "status", "--out", str(tmp_path)]) in (0, 2)
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("proxies", "place"),
+    [([1] * 100, "@ $.proxies[7]; … (100 in all)"), ([1] * 10**6, "tuned.json"), ("x" * 10**6, "tuned.json")],
+)
+def test_a_list_of_wrong_entries_is_a_short_error_at_once(tmp_path, proxies, place):
+    from completep.config import sealed
+    from completep.tuned import TunedValue, TunedValues, write_tuned
+
+    values = TunedValues({"lr": TunedValue(0.5)}, cp.Shape(64, 2), "completep", "PASS", "", [], "x")
+    path = write_tuned(tmp_path / "tuned.json", values)
+    assert read_tuned(path).proxies == []
+    plain = {k: v for k, v in json.loads(path.read_text()).items() if k not in ("sealed", "digest")}
+    path.write_text(sealed({**plain, "proxies": proxies}))
+    with within(10), pytest.raises(UserError, match=re.escape(place)) as caught:
+        read_tuned(path)
+    assert len(caught.value.what) < 1000
 
 
 @pytest.mark.parametrize("value", ["1" + "0" * 400, "1e400", "NaN", "-Infinity", "true", "[1]", "{}"])
