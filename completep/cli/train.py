@@ -145,7 +145,7 @@ def train(
     config = _resolve_run(run, {k: v for k, v in options.items() if v is not None}, data, tokenizer, seed)
     top: float | Literal["measure"] = "measure" if peak is None else parse_quantity(peak, "peak")
     how = How(micro_batch, parallel, replicas, precision, compile, top, checkpoint_every, keep, log_every)
-    folder = out or (run.with_suffix("") if run is not None else Path("runs") / run_id(config))
+    folder = out or _folder_beside(run, config)
     terminal = console(stderr=True)
     with _watch(terminal, config) as on_record, _tracking(track, config, folder, terminal) as follow:
 
@@ -166,6 +166,14 @@ def train(
         pace = f"{result.tokens_per_second:,.0f} tokens/s"
         console().print(f"{result.status} at step {result.step}: {losses}; {pace}; {folder}")
     return 0
+
+
+def _folder_beside(run: Path | None, config: Run) -> Path:
+    """Where a run is trained if no folder is given. Its file may come from others: a link beside it leads anywhere."""
+    folder = run.with_suffix("") if run is not None else Path("runs") / run_id(config)
+    if run is not None and folder.is_symlink():
+        raise UserError(f"{folder} is a symbolic link", fix=f"if the run belongs there, give --out {folder}")
+    return folder
 
 
 def _resolve_run(

@@ -426,6 +426,18 @@ def test_bad_flags_are_errors(words, message, data, tmp_path, capsys):
     assert (tmp_path / "file").read_text() == ""
 
 
+def test_a_link_beside_a_run_file_is_followed_only_if_it_is_named(data, tmp_path, capsys):
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "victim")
+    (tmp_path / "run.json").write_text(to_json(small_run(data)))
+    words = ["train", str(tmp_path / "run.json"), "--peak", "1e11"]
+    assert main(words) == 2
+    assert f"give --out {tmp_path / 'run'}" in capsys.readouterr().err
+    assert not any((tmp_path / "victim").iterdir())
+    assert main([*words, "--out", str(tmp_path / "run")]) == 0
+    assert (tmp_path / "victim" / "result.json").exists()
+
+
 def test_empty_tokens_are_refused(data, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert (
