@@ -11,6 +11,8 @@ from torch.autograd.graph import Node
 from torch.overrides import TorchFunctionMode
 
 PRODUCTS = ("matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv", "addmm", "baddbmm", "grouped_mm", "_grouped_mm")
+DIVIDES = ("div", "__truediv__", "divide")
+SCALES = ("mul", "__mul__", "__rmul__", "multiply", *DIVIDES)
 GROUPED = ("grouped_mm", "_grouped_mm")  # the first axis of the second operand counts matrices, for rows of the first
 ONE_RANK = 1e-3  # a second singular value below this, relative to the first, is rounding
 
@@ -45,6 +47,7 @@ class Contractions(TorchFunctionMode):
         self.axes: dict[int, tuple[int, ...]] = {}
         self.stacked: dict[int, Stacking] = {}
         self.made: dict[Node, Tensor] = {}
+        self.scaled: dict[int, Tensor] = {}  # id of a parameter × a constant → the parameter; `made` keeps the product
 
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -58,6 +61,9 @@ class Contractions(TorchFunctionMode):
 
     def _see(self, name: str, args: Sequence[Any], result: Tensor) -> None:
         tensors = [a for a in args if isinstance(a, Tensor)]
+        for operand in tensors:
+            if (parameter := self._parameter(operand)) is not None and constant_factor(name, args, operand) is not None:
+                self.scaled[id(result)] = parameter
         if name == "linear" and len(tensors) > 1:
             self._record(tensors[1], (1,), result)
         elif name == "einsum" and len(tensors) == 2 and isinstance(args[0], str):
@@ -78,8 +84,8 @@ class Contractions(TorchFunctionMode):
         shared: "Mapping[int, int | None] | None" = None,
     ) -> None:
         """`axes` of the operand are summed over; `shared` axes count products side by side: operand's → result's."""
-        parameter = operand if isinstance(operand, nn.Parameter) else operand._base
-        if not isinstance(parameter, nn.Parameter) or operand.dim() < 2:
+        parameter = self._parameter(operand)
+        if parameter is None or operand.dim() < 2:
             return
         places = [_place(parameter, operand.shape[a], operand.stride(a)) for a in range(operand.dim())]
         summed = [places[a] for a in axes]
@@ -94,6 +100,13 @@ class Contractions(TorchFunctionMode):
             stacking.flat = sum_axes[0] if inner and not whole and len(sum_axes) == 1 else stacking.flat
             several = [a for a in shared or {} if operand.shape[a] == count]
             stacking.places.append((result, (shared or {})[several[0]] if several else None))
+
+    def _parameter(self, operand: object) -> Tensor | None:
+        """The parameter that a tensor is, or is a view or a multiple of."""
+        if not isinstance(operand, Tensor):
+            return None
+        whole = operand if operand._base is None else operand._base
+        return whole if isinstance(whole, nn.Parameter) else self.scaled.get(id(whole))
 
     def settle(self, output: Tensor) -> None:
         """Finds the stacked matrices whose products are added up later, in a backward pass from the output.
@@ -117,6 +130,20 @@ class Contractions(TorchFunctionMode):
         for key, gradients in by_parameter.items():
             routed = any(bool((made.detach() == 0).all(-1).any()) for made, _ in several[key].places)
             several[key].added = not routed and _added_up(gradients, several[key].count)
+
+
+@torch.no_grad()
+def constant_factor(operation: str, args: Sequence[Any], operand: Tensor) -> float | None:
+    """What an operation multiplies all entries of an operand by; None if it does something else."""
+    others = [a for a in args if a is not operand]
+    if operation not in SCALES or len(others) != 1 or (isinstance(others[0], Tensor) and others[0].requires_grad):
+        return None
+    if isinstance(others[0], Tensor) and others[0].numel() != 1:
+        return None
+    divides = operation in DIVIDES
+    if divides and args[0] is not operand:
+        return None
+    return 1 / float(others[0]) if divides else float(others[0])
 
 
 @dataclass(frozen=True)

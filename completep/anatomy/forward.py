@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from completep.anatomy.contractions import PRODUCTS
+from completep.anatomy.contractions import PRODUCTS, constant_factor
 from completep.anatomy.heads import Attention, Recorder
 from completep.anatomy.kinds import is_product
 from completep.anatomy.modes import training_without_dropout
@@ -78,26 +78,38 @@ class Probe:
 
 
 class BareProbes(TorchFunctionMode):
-    """Adds zeros to the products with some parameters, which no module makes."""
+    """Adds zeros to the products with some parameters, which no module makes.
+
+    A parameter may be multiplied by a constant before its product: that constant is part of the factor.
+    """
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self.names = {id(p): name for name, p in parameters.items()}
+        self.known = {id(p): (name, 1.0) for name, p in parameters.items()}  # with the constant on it
+        self.kept: list[Tensor] = []  # so that no id is used again
         self.zeros: dict[str, list[Tensor]] = {}
 
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        operands = [a for a in args if isinstance(a, Tensor)]
-        if getattr(func, "__name__", "") not in MULTIPLIES or len(operands) < 2 or not isinstance(result, Tensor):
+        name = getattr(func, "__name__", "")
+        operands = [(a, known) for a in args if isinstance(a, Tensor) and (known := self._known(a)) is not None]
+        if len(operands) != 1 or not isinstance(result, Tensor):
             return result
-        names = {self.names.get(id(a if a._base is None else a._base)) for a in operands} - {None}
-        if len(names) != 1:
+        operand, (parameter, constant) = operands[0]
+        if (factor := constant_factor(name, args, operand)) is not None:
+            self.known[id(result)] = parameter, constant * factor
+            self.kept.append(result)
+            return result
+        if name not in MULTIPLIES or sum(isinstance(a, Tensor) for a in args) < 2:
             return result
         zeros = torch.zeros_like(result, requires_grad=True)
-        self.zeros.setdefault(names.pop() or "", []).append(zeros)
-        return result + zeros
+        self.zeros.setdefault(parameter, []).append(zeros)
+        return result + constant * zeros
+
+    def _known(self, tensor: Tensor) -> tuple[str, float] | None:
+        return self.known.get(id(tensor if tensor._base is None else tensor._base))
 
 
 @recording()

@@ -56,8 +56,8 @@ def passes(node: Node) -> bool:
 
 
 def parameter_at(node: Node, t: Trace) -> str | None:
-    """The parameter that this node is, directly or through reshapes."""
-    while RESHAPES.search(op(node)) and len(below(node)) == 1:
+    """The parameter that this node is, directly or behind reshapes and constant factors."""
+    while passes(node) and len(below(node)) == 1:
         node = below(node)[0]
     variable = getattr(node, "variable", None) if op(node) == "AccumulateGrad" else None
     return None if variable is None else t.parameters.get(id(variable))

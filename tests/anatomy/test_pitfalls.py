@@ -371,6 +371,11 @@ class BareTensor(Block):
         return self.down(F.gelu(h[..., : self.down.in_features]))
 
 
+class MultipliedTensor(BareTensor):
+    def matrix(self):
+        return 0.5 * self.w
+
+
 class HiddenTensor(BareTensor):
     def matrix(self):
         return self.w.abs()
@@ -384,8 +389,9 @@ def bare(kind, width, inner):
     return model
 
 
-def test_the_fan_in_of_a_bare_tensor_is_seen_in_its_product():
-    scaling = parametrize(bare(BareTensor, 64, 1024), base=lambda: bare(BareTensor, 32, 64), roles={"*.w": Role.HIDDEN})
+@pytest.mark.parametrize("kind", [BareTensor, MultipliedTensor])
+def test_the_fan_in_of_a_bare_tensor_is_seen_in_its_product(kind):
+    scaling = parametrize(bare(kind, 64, 1024), base=lambda: bare(kind, 32, 64), roles={"*.w": Role.HIDDEN})
     r = scaling.parameters["blocks.0.w"]
     assert (r.m_N, r.m_out) == (2, 16)
 
@@ -408,6 +414,20 @@ class ByItself(nn.Module):
 
     def forward(self, x):
         return x + self.factor * (F.gelu(F.rms_norm(x, x.shape[-1:]) @ self.up) @ self.down)
+
+
+class OnTheMatrix(ByItself):
+    """The constant is on the matrix, before its product."""
+
+    def forward(self, x):
+        down = self.down * self.factor
+        return x + F.gelu(F.rms_norm(x, x.shape[-1:]) @ self.up) @ down
+
+
+class DividedTransposed(ByItself):
+    def forward(self, x):
+        down = (self.down / torch.tensor(1 / self.factor)).T
+        return x + F.linear(F.gelu(F.rms_norm(x, x.shape[-1:]) @ self.up), down)
 
 
 class Shift(nn.Module):
@@ -442,17 +462,18 @@ def test_blocks_of_bare_parameters_are_blocks():
         scaled(Shift)
 
 
-def test_a_factor_of_the_models_own_on_bare_parameters_is_measured():
+@pytest.mark.parametrize("kind", [ByItself, OnTheMatrix, DividedTransposed])
+def test_a_factor_of_the_models_own_on_bare_parameters_is_measured(kind):
     def build(width, depth):
-        return of_blocks(ByItself, width, depth, 6 / depth)
+        return of_blocks(kind, width, depth, 6 / depth)
 
     with pytest.raises(UserError, match=r"the model itself multiplies 'blocks\.0\.down' .*: 3 at the base, 0\.75 here"):
         parametrize(build(64, 8), base=lambda: build(32, 2), roles=BARE, style="folded")
 
 
-def by_hand(power, width, depth):
+def by_hand(kind, power, width, depth):
     """CompleteP on bare parameters, written out, with a branch multiplier of one's own."""
-    model = of_blocks(ByItself, width, depth, (depth / 2) ** power)
+    model = of_blocks(kind, width, depth, (depth / 2) ** power)
     model.head.register_forward_pre_hook(lambda module, args: (args[0] * 32 / width,))
     scaling = parametrize(Model(width, depth), base=lambda: Model(32, 2))
     groups = []
@@ -465,9 +486,11 @@ def by_hand(power, width, depth):
     return model, torch.optim.AdamW(groups)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [ByItself, OnTheMatrix])
 @pytest.mark.parametrize(("power", "word"), [(-1, "PASS"), (-0.5, "FAIL"), (0, "FAIL")])
-def test_check_and_audit_see_a_multiplier_on_bare_parameters(power, word):
-    build = partial(by_hand, power)
+def test_check_and_audit_see_a_multiplier_on_bare_parameters(kind, power, word):
+    build = partial(by_hand, kind, power)
     checked = check(build, depths=(2, 4, 8), base=(32, 2), roles=BARE, workers=1)
     assert checked.verdict == word
     assert {(f.tensor, f.setting) for f in checked.culprits} <= {("blocks.*.down", "multiplier")}
@@ -476,6 +499,7 @@ def test_check_and_audit_see_a_multiplier_on_bare_parameters(power, word):
     assert {d.quantity for d in audited.departures} <= {"multiplier"}
 
 
+@pytest.mark.slow
 def test_check_folds_multipliers_that_no_module_can_hold():
     build = partial(of_blocks, ByItself)
     assert check(build, depths=(2, 4, 8), base=(32, 2), roles=BARE, workers=1, std=0.05).verdict == "PASS"
