@@ -20,7 +20,7 @@ demo: $(VENV)/.core
 	$(BIN)/completep demo
 
 check: lint
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not slow' $(PYTEST)
+	$(BIN)/python -m pytest -n logical --dist worksteal -m 'not slow' $(PYTEST)
 
 test: lint
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST)

@@ -222,6 +222,7 @@ def test_what_the_machine_refuses_is_no_error_of_ours(error, code, capsys, monke
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_seen_enough_is_no_verdict(tmp_path):
     """`completep … | head` must not end with 1."""
     command = f"{sys.executable} -m completep study; echo $? > {tmp_path / 'code'}"
@@ -229,6 +230,7 @@ def test_a_reader_that_has_seen_enough_is_no_verdict(tmp_path):
     assert (tmp_path / "code").read_text().strip() == "141"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "streams", "code"),
     [

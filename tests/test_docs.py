@@ -105,7 +105,7 @@ def test_the_example_runs(monkeypatch, capsys):
     assert losses[-1] < losses[0] - 0.5
 
 
-@pytest.mark.parametrize("page", params(WITH_PYTHON, {"check.md"}))
+@pytest.mark.parametrize("page", params(WITH_PYTHON, {"check.md", "derive.md", "train.md"}))
 def test_python_runs(page, monkeypatch, tmp_path):
     """The Python blocks of a page in their order, after the first block of the README with small sizes.
 

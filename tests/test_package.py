@@ -22,6 +22,7 @@ def built(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_the_wheel_has_everything_that_runs(built):
     with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
         names = wheel.namelist()

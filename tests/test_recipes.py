@@ -44,6 +44,7 @@ def train(body, scaling, optimizer, steps=3):
     return body(tokens[:, :-1], tokens[:, 1:]).item()
 
 
+@pytest.mark.slow
 def test_a_new_optimizer_is_one_entry(monkeypatch):
     body = model(64, 4)
     scaling = parametrize(body, base=model).init_(0.02)
@@ -71,6 +72,7 @@ def named_roles(path: Path) -> set[str]:
     return {n.attr for n in attributes if n.value.id == "Role" and n.attr in Role.__members__}
 
 
+@pytest.mark.slow
 def test_a_new_role_is_two_files():
     """Only the table and the finder name roles; others ask for traits, but for the few that one place is about."""
     few = {

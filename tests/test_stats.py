@@ -286,6 +286,7 @@ def test_intervals_cover_on_recorded_bowls():
         assert 0.83 < share(counts, name) < 0.97  # 175 draws at 0.9 scatter by 0.023
 
 
+@pytest.mark.slow
 def test_a_parabola_alone_would_not_cover(monkeypatch):
     """The negative control: without what is known of bowls, their asymmetry is taken for a drift."""
     monkeypatch.setattr(stats, "SKEW", 1e-6)

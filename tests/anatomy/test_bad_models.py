@@ -114,6 +114,7 @@ def test_the_example_can_be_given():
     assert scaling.base == Shape(32, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:not checked.*a Shape does not say")
 def test_meta_with_only_a_shape_asks_for_a_specimen():
     with torch.device("meta"):

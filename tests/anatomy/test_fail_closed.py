@@ -361,6 +361,7 @@ class Mixer(nn.Module):
 UNMEASURED = ["written out", "entry by entry", "linear", "relu", "sigmoid"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", UNMEASURED)
 def test_attention_that_cannot_be_measured_is_said_where_its_heads_grow(kind):
     with pytest.warns(
@@ -390,6 +391,7 @@ def test_the_check_cannot_decide_about_attention_that_cannot_be_measured():
     assert [f.tensor for f in found.findings if f.word != "PASS"] == ["blocks.* (product of activations)"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:not checked")
 def test_with_a_shape_sides_that_need_not_grow_are_said_and_not_blamed():
     """Two key heads at every width, right by a factory: a Shape would scale ε of the keys in another way."""
@@ -629,6 +631,7 @@ def test_a_constant_factor_of_training_mode_alone_changes_nothing(kind):
     assert scaling.unchecked == ()
 
 
+@pytest.mark.slow
 def test_check_and_audit_judge_the_factors_of_training_mode():
     """An implementation of the rules that only training mode has; without it the branches lack their multiplier."""
 
@@ -838,6 +841,7 @@ def test_what_does_not_normalise_is_no_norm():
 # -- other people's models ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_nanochat_whose_norm_runs_twice():
     nanochat = huggingface("NanoChat", **LLAMA_LIKE)

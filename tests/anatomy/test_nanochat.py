@@ -103,6 +103,7 @@ def test_both_styles_train_alike_in_float64():
     assert worst(made[1], made[0]) < 1e-9
 
 
+@pytest.mark.slow
 def test_the_audit_passes_and_misses_a_multiplier():
     model, scaling = scaled()
     scaling.init_(0.1)

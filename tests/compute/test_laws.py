@@ -128,6 +128,7 @@ def test_a_run_that_the_law_was_fitted_to_moves_both():
     assert law.weight(3e19) == 0
 
 
+@pytest.mark.slow
 def test_exponent_and_savings_cover():
     """A small version of benchmarks/coverage.py, with a law that is not exact."""
     rng = np.random.default_rng(2)

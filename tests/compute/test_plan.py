@@ -325,6 +325,7 @@ def test_mup_and_its_deepest_shape():
     assert not any("more than 1 %" in note for note in plan_shape(GPTConfig(1984, 32)).notes)
 
 
+@pytest.mark.slow
 def test_planning_needs_no_torch():
     code = (
         "import sys; from completep.cli import main; main(['plan', '--params', '1.5B']); print('torch' in sys.modules)"
@@ -391,6 +392,7 @@ def built_settings(model, base, h):
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "parts",
     [

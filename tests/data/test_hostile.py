@@ -37,6 +37,7 @@ LONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "content", "message"), LONG.values(), ids=LONG.keys())
 def test_a_document_past_the_limit_is_an_error_and_the_fix_works(name, content, message, tmp_path, capsys):
     path = tmp_path / name
@@ -104,6 +105,7 @@ def test_a_parquet_bomb_takes_bounded_memory(tmp_path, monkeypatch):
     assert len(list(parquet.texts(str(path), "text", 0, 5, 2 * 10**6))) == 5
 
 
+@pytest.mark.slow
 def test_parquet_rows_survive_the_pipe(tmp_path):
     rows = ["", "é\0\n", None, "x" * 70_000]
     pl.DataFrame({"text": rows}).write_parquet(tmp_path / "a.parquet")
@@ -152,6 +154,7 @@ def test_a_name_that_is_not_utf8(tmp_path):
     assert main(["prepare", str(path), "--out", str(tmp_path / "out"), "--workers", "1"]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["x" * 5000, "a\0b", ""])
 def test_names_that_no_file_has(source, tmp_path):
     with pytest.raises(UserError):
@@ -266,6 +269,7 @@ def test_a_manifest_that_is_none(text, corpus):
         load_corpus(corpus)
 
 
+@pytest.mark.slow
 def test_a_parquet_file_on_which_the_reader_panics(tmp_path, capsys):
     """Two bytes of an ordinary file were changed: polars panics, which is not an Exception in Python."""
     words = ["prepare", str(Path(__file__).parent / "panic.parquet"), "--out", str(tmp_path / "out"), "--workers", "1"]

@@ -113,6 +113,7 @@ def test_lines_fall_into_exactly_one_piece(tmp_path, monkeypatch, size):
     assert all_tokens(corpus) == "".join(f"{row}\0" for row in rows if row).encode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokenizer", ["bytes", "gpt2"])
 def test_a_long_text_in_parts_gives_the_ids_of_the_whole(tmp_path, monkeypatch, tokenizer):
     text = Path(json.__file__).read_text() + "a\n\nb\n  c\nd\r\ne \nf\n日\n\n" * 50
@@ -185,6 +186,7 @@ def test_a_hugging_face_stream(tmp_path):
         prepare([f"hf:{tmp_path}/nowhere"], tmp_path / "p", workers=1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("datasets")
 @pytest.mark.parametrize("source", ["hf:", "hf::train", "hf:a:b:c:d"])
 def test_no_data_set_named(tmp_path, source):
@@ -491,6 +493,7 @@ def test_bad_files(tmp_path, name, content, message):
     refused(tmp_path, name, content, message)
 
 
+@pytest.mark.slow
 def test_a_line_number_is_of_the_file_and_not_of_the_piece(tmp_path, small_units):
     rows = "".join(json.dumps({"text": t}) + "\n" for t in STORIES)
     for workers in (1, 2):
@@ -504,6 +507,7 @@ def test_an_offset_is_of_the_file_and_not_of_the_part(tmp_path, monkeypatch):
     refused(tmp_path, "a.txt", b"line\n" * 100 + b"\xff", "is not UTF-8: byte 500 is 0xff")
 
 
+@pytest.mark.slow
 def test_parquet_fields(tmp_path):
     frame = pl.DataFrame({"n": [1, 2], "text": ["a", None]})
     frame.write_parquet(tmp_path / "a.parquet")

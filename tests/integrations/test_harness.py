@@ -79,6 +79,7 @@ def test_all_six_tasks_with_their_prompts_and_metrics(items, runs):
     assert evaluation.tasks["boolq"][0] == pytest.approx(100 * sum(boolq) / len(boolq))
 
 
+@pytest.mark.slow
 def test_a_model_that_knows_the_answers_scores_all(items, runs, monkeypatch):
     """The other end of the scale: the right ending is the most likely."""
     model, tokenizer = load_run(runs[0])
@@ -93,6 +94,7 @@ def test_a_model_that_knows_the_answers_scores_all(items, runs, monkeypatch):
     assert evaluation.tasks["arc_easy"] == (100, 0)
 
 
+@pytest.mark.slow
 def test_each_task_by_the_papers_metric(items, runs, monkeypatch):
     """Short endings are more likely, long ones more likely per character: acc and acc_norm choose differently."""
     model, tokenizer = load_run(runs[0])
@@ -107,6 +109,7 @@ def test_each_task_by_the_papers_metric(items, runs, monkeypatch):
     assert harness.table([evaluation])["random"][-1] == pytest.approx(29.2, abs=0.05)  # the paper's own average
 
 
+@pytest.mark.slow
 def test_texts_without_tokens(runs):
     """A blank context may have no tokens, and so may an ending."""
     model, tokenizer = load_run(runs[0])
@@ -118,6 +121,7 @@ def test_texts_without_tokens(runs):
     assert scores[1] == (0.0, True)
 
 
+@pytest.mark.slow
 def test_the_longest_text(runs):
     folder = runs[0]
     text = unsealed((folder / "run.json").read_text())
@@ -131,6 +135,7 @@ def test_the_longest_text(runs):
         assert longest_text(other, 5000) == asked
 
 
+@pytest.mark.slow
 def test_rolling_and_generation(runs):
     from lm_eval.api.instance import Instance
 
@@ -174,6 +179,7 @@ def test_the_command_shows_runs_side_by_side(items, runs, capsys, tmp_path):
     assert re.search(r"hellaswag .* acc_norm .* 5 .* 25 .* \d+\.\d ± \d+\.\d", printed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -203,6 +209,7 @@ def test_mistakes_are_errors(words, message, items, runs, capsys, tmp_path):
     assert "Traceback" not in printed
 
 
+@pytest.mark.slow
 def test_only_tasks_with_an_accuracy(monkeypatch):
     """Before anything is evaluated."""
 
@@ -251,6 +258,7 @@ def test_the_downstream_study_takes_the_runs_that_are_there(items, tmp_path, cap
     assert "no run of this study is evaluated yet" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_folder_with_some_tasks_is_those_tasks(items, tmp_path):
     assert harness.tasks_at(None) == harness.tasks_at(items) == TASKS
     (tmp_path / "piqa.jsonl").write_text((items / "piqa.jsonl").read_text())
@@ -263,6 +271,7 @@ def test_a_folder_with_some_tasks_is_those_tasks(items, tmp_path):
 # -- an evaluation is a file in the run's folder
 
 
+@pytest.mark.slow
 def test_an_evaluation_is_read_back_from_json():
     """Also without a standard error, which a single item has not."""
     whole = harness.Evaluation(
@@ -291,6 +300,7 @@ def run(runs, tmp_path):
     return Path(shutil.copytree(runs[0], tmp_path / "run", ignore=shutil.ignore_patterns("evaluations")))
 
 
+@pytest.mark.slow
 def test_a_run_is_evaluated_once(items, run, loads):
     request = harness.Request(("arc_easy", "piqa"), items, None, 512)
     assert harness.stored_evaluation(run, request) is None
@@ -303,6 +313,7 @@ def test_a_run_is_evaluated_once(items, run, loads):
     assert [*(run / "evaluations").iterdir()] == [request.path(run)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change", [{"limit": 1}, {"longest": 64}, {"tokenizer": "bytes"}, {"tasks": ("arc_easy",)}, {"data": "other"}]
 )
@@ -317,6 +328,7 @@ def test_another_request_is_another_evaluation(change, items, run, loads, tmp_pa
     assert len(loads) == len([*(run / "evaluations").iterdir()]) == 2
 
 
+@pytest.mark.slow
 def test_the_same_items_elsewhere_are_the_same_evaluation(items, run, loads, tmp_path):
     copied = Path(shutil.copytree(items, tmp_path / "copied"))
     for data in (items, copied):
@@ -336,6 +348,7 @@ DAMAGE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
 def test_a_damaged_evaluation_is_named(damage, items, run):
     request = harness.Request(("piqa",), items, None, 512)
@@ -354,6 +367,7 @@ FORGED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forge", FORGED.values(), ids=FORGED.keys())
 def test_an_evaluation_of_something_else_is_refused(forge, items, run):
     """Whoever made the folder can seal any scores; those of other tasks must not stand in this table."""
@@ -369,6 +383,7 @@ def test_an_evaluation_of_something_else_is_refused(forge, items, run):
     assert [*harness.evaluate_run(run, request).tasks] == ["piqa"]
 
 
+@pytest.mark.slow
 def test_nothing_is_written_through_a_link(items, run, tmp_path):
     (tmp_path / "victim").mkdir()
     (run / "evaluations").symlink_to(tmp_path / "victim")
@@ -377,6 +392,7 @@ def test_nothing_is_written_through_a_link(items, run, tmp_path):
     assert not [*(tmp_path / "victim").iterdir()]
 
 
+@pytest.mark.slow
 def test_a_run_called_like_a_column_can_be_named_by_its_path(items, run, capsys):
     renamed = run.rename(run.with_name("task"))
     assert main(["evaluate", str(renamed), "--data", str(items), "--tasks", "piqa"]) == 0

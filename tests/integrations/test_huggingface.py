@@ -75,6 +75,7 @@ def test_the_same_logits_and_text(case, tmp_path):
     assert generated[0].tolist() == by_hand[: len(generated[0])]
 
 
+@pytest.mark.slow
 def test_padding_on_the_left_changes_nothing(tmp_path):
     ours = model()
     export(ours, load_tokenizer("bytes"), tmp_path / "hf")

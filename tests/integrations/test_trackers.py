@@ -37,6 +37,7 @@ def train(run_file, kind, *more):
     return out
 
 
+@pytest.mark.slow
 def test_tensorboard_holds_every_record(run_file):
     pytest.importorskip("tensorboard", reason="needs the extra `track`")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -85,6 +86,7 @@ def test_wandb_offline_holds_every_record(run_file, monkeypatch):
     assert logged == pytest.approx(expected(out))
 
 
+@pytest.mark.slow
 def test_trackio_holds_every_record(run_file, monkeypatch, tmp_path):
     pytest.importorskip("trackio", reason="needs the extra `track`")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))

@@ -52,6 +52,7 @@ def faulty(*fault):
 # -- what is measured ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_pull_epsilon_ratio_and_gain_are_what_their_definitions_say():
     """Against autograd by hand, in the decoder: matrices by the plain gradient, vectors by unsigned terms."""
     subject, batch = subject_at(64, 4)
@@ -96,6 +97,7 @@ def test_the_weights_are_the_starting_ones_afterwards():
     assert all(torch.equal(p, before[n]) for n, p in subject.model.named_parameters())
 
 
+@pytest.mark.slow
 def test_the_limit_is_measured_and_reached():
     """ρ against the decoder's own streams; the scaled copy has ρ ≤ NEAR; ρ² goes with L* as the text says."""
     subject, batch = subject_at(32, 2)
@@ -164,6 +166,7 @@ def test_wrong_rules_fail_and_the_tensor_is_named(rules, sentences):
         assert any(n.startswith(sentence) for n in named), named
 
 
+@pytest.mark.slow
 def test_the_message_has_both_exponents():
     rules = unscaled(COMPLETEP, "lr", [Role.HIDDEN])
     [first, *_] = quick_check(rules=rules, axis="width").culprits
@@ -282,6 +285,7 @@ def test_a_learning_rate_that_is_a_little_wrong_is_not_called_a_wrong_weight_dec
         assert {(f.tensor, f.setting) for f in wrong.culprits} == {(tensor, setting)}
 
 
+@pytest.mark.slow
 def test_a_growing_head_needs_its_scale():
     def growing(width, depth):
         model = zoo.huggingface("Llama", **{**zoo.LLAMA_LIKE, "head_dim": width // 2,
@@ -474,6 +478,7 @@ def test_the_base_is_examined_once_for_all_shapes_and_seeds(monkeypatch):
     assert len(examined) == 2
 
 
+@pytest.mark.slow
 def test_a_large_model_is_not_kept_and_gives_the_same_numbers(monkeypatch):
     kept = quick_check(rules="mup", axis="depth")
     assert "multiplier" in {f.setting for f in kept.culprits}  # so there was a second survey, of the same models
@@ -481,6 +486,7 @@ def test_a_large_model_is_not_kept_and_gives_the_same_numbers(monkeypatch):
     assert quick_check(rules="mup", axis="depth").to_json() == kept.to_json()
 
 
+@pytest.mark.slow
 def test_nan_passes_nothing():
     """Every quantity of every tensor set to NaN, one at a time, at the largest size: never PASS."""
     source = Source(pairs.model, Shape(*BASE))

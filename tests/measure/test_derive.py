@@ -128,6 +128,7 @@ def test_a_derived_rule_predicts_twice_the_largest_size():
 # -- the file ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_rules_survive_their_file_and_parametrize_takes_them(derived, tmp_path):
     rules = load_rules(derived.save(tmp_path / "rules.json"))
     assert rules == derived.rules
@@ -153,6 +154,7 @@ def test_rules_survive_their_file_and_parametrize_takes_them(derived, tmp_path):
         parametrize(Family(128, 8), base=base, roles=BARE).load_state_dict(saved)
 
 
+@pytest.mark.slow
 def test_explain_says_measured_with_the_interval(derived, tmp_path):
     rules = load_rules(derived.save(tmp_path / "rules.json"))
     rows = {row.template: row for row in explain(Family(64, 4), base=lambda: Family(32, 2), rules=rules)}
@@ -162,6 +164,7 @@ def test_explain_says_measured_with_the_interval(derived, tmp_path):
     assert not rows["blocks.*.up.weight"].source.startswith("measured")
 
 
+@pytest.mark.slow
 def test_a_file_that_was_changed_is_refused(derived, tmp_path):
     path = derived.save(tmp_path / "rules.json")
     path.write_text(path.read_text().replace('"width": -1.0', '"width": -0.5', 1))
@@ -229,6 +232,7 @@ def test_an_axis_that_the_factory_ignores_is_an_error():
         derive(family, **GRID, axes={"experts": (1, 2, 4)})
 
 
+@pytest.mark.slow
 def test_dropout_is_refused():
     with pytest.raises(UserError, match=r"dropout|random"):
         derive(family, **GRID, arguments={"dropout": 0.1})

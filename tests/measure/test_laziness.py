@@ -66,6 +66,7 @@ def test_a_share_that_fades_to_the_blocks_own_is_not_lazy():
     assert words == {"block": "PASS", "last layer": "PASS", "output": "FAIL"}
 
 
+@pytest.mark.slow
 def test_taylor_terms_add_up_to_the_movement():
     """An independent derivation: the terms of order 1 to 3, added, are what the block does, up to the fourth order."""
     with sdpa_kernel(SDPBackend.MATH):

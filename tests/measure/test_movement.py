@@ -142,6 +142,7 @@ def test_role_effects_add_up_where_they_must():
     assert set(effect.values()) == {0.0}
 
 
+@pytest.mark.slow
 def test_what_is_the_same_run_is_run_once():
     done = []
     rules = [SP, MUP, alpha(0.5), COMPLETEP]
@@ -170,6 +171,7 @@ def test_processes_give_the_same_numbers():
     np.testing.assert_allclose(one.roles["stream"].to_numpy(), two.roles["stream"].to_numpy(), rtol=1e-4, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_users_file_is_executed_once_and_its_base_built_once_per_run(tmp_path):
     file = tmp_path / "counted.py"
     file.write_text(

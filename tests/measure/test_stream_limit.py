@@ -18,6 +18,7 @@ def test_the_limits_are_the_papers():
     assert derived_growth(alpha(0.5), 4) == pytest.approx((1 + 1 / 8) ** 4)
 
 
+@pytest.mark.slow
 def test_the_stream_grows_as_derived():
     growths = measure_growth([MUP, alpha(0.5), COMPLETEP], [2, 8, 32], width=384, seeds=range(6), workers=1)
     assert "FAIL" not in {g.word for g in growths}

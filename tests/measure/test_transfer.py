@@ -77,6 +77,7 @@ def test_drift_is_measured_in_octaves_and_fails(drift):
     assert "octaves" in found.why
 
 
+@pytest.mark.slow
 def test_regret_is_what_the_bases_value_costs():
     found = only(sweep(0.5, noise=0))
     far = found.shapes[-1]
@@ -139,6 +140,7 @@ def test_noise_without_seeds_enough_is_inconclusive():
     assert only(sweep(depths=(2,))).word == "INCONCLUSIVE"
 
 
+@pytest.mark.slow
 def test_the_regret_is_judged_before_the_drift():
     """An octave of drift: in a flat bowl it costs 0.08 %, in a sharp one 0.8 %."""
     flat = only(sweep(0.25, curvature=0.002, noise=1e-4))
@@ -236,6 +238,7 @@ def test_columns_that_are_not_there(names, message):
         transfer(sweep().rename(NAMES), **names)
 
 
+@pytest.mark.slow
 def test_columns_whose_names_are_swapped():
     """A column that is named for one thing may be called what another is."""
     swapped = sweep(0.5).rename({"lr": "loss", "loss": "lr"})
@@ -257,6 +260,7 @@ def test_every_hyperparameter(name):
     assert only(frame, hyperparameter=name).word == "PASS"
 
 
+@pytest.mark.slow
 def test_several_parameterizations_and_another_base():
     both = pl.concat([sweep(rules="a"), sweep(0.5, rules="b")])
     assert {t.rules: t.word for t in judge_transfer(both)} == {"a": "PASS", "b": "FAIL"}
@@ -431,6 +435,7 @@ def test_an_enormous_sweep_is_refused(tmp_path, monkeypatch):
         read_sweep(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("columns", "most"), [(10_000, True), (100_000, False)])
 def test_a_sweep_with_endless_columns_is_refused_at_once(columns, most, tmp_path):
     names = ["lr", "width", "loss", *(f"c{i}" for i in range(columns - 3))]
@@ -439,6 +444,7 @@ def test_a_sweep_with_endless_columns_is_refused_at_once(columns, most, tmp_path
         assert read_sweep(tmp_path / "runs.csv").width == columns
 
 
+@pytest.mark.slow
 def test_a_report_onto_a_file_is_refused(tmp_path, capsys):
     sweep().write_csv(tmp_path / "runs.csv")
     assert main(["check", "transfer", str(tmp_path / "runs.csv"), "--out", str(tmp_path / "runs.csv")]) == 2

@@ -128,6 +128,7 @@ def test_figures_draw_names_as_text():
     assert pictures(figure, ("png", "pdf"))["png"].startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["\x1b[31mred", "a\x00b", "\x7f", "\x85"], ids=ascii)
 def test_a_picture_is_drawn_whatever_characters_a_name_has(name):
     """An SVG with a control character in it is no XML, and nothing makes a PNG of it."""

@@ -254,6 +254,7 @@ def test_advice_works(name):
         assert name == "unused" or grad.abs().max() > 0, n
 
 
+@pytest.mark.slow
 def test_cohere_has_gains_for_every_head():
     model = cohere(64, 4)
     scaling = parametrize(model, base=lambda: cohere(32, 2)).init_(0.1)
@@ -288,6 +289,7 @@ def test_kept_values_fold_and_unfold():
     assert model.blocks[0].scale.gamma.tolist() == pytest.approx([0.1] * 64)
 
 
+@pytest.mark.slow
 def test_kept_values_do_not_exist_on_the_meta_device():
     base = lambda: with_block(Decay)(32, 2)  # noqa: E731
     given = {"*.log_decay": Role.HIDDEN_BIAS, "*.table": Role.HIDDEN_BIAS, "*.gain": Role.BLOCK_NORM}
@@ -366,6 +368,7 @@ def modernbert(width, depth, head=True):
     return model
 
 
+@pytest.mark.slow
 def test_heads_of_several_layers_and_of_one_work():
     scaling = parametrize(modernbert(64, 4), base=lambda: modernbert(32, 2))
     assert roles(scaling)["head.dense.weight"] is Role.HEAD

@@ -146,12 +146,14 @@ def test_a_parameter_in_no_group_is_told():
     assert [(d.name, d.quantity) for d in found.departures] == [("final_norm.bias", "optimizer")]
 
 
+@pytest.mark.slow
 def test_a_warm_up_that_has_begun_does_not_confuse():
     model, optimizer = theirs(COMPLETEP)
     torch.optim.lr_scheduler.LinearLR(optimizer, 0.01, 1.0, 10)
     assert clean(audit(model, optimizer, base=small))
 
 
+@pytest.mark.slow
 def test_trained_weights_need_no_init_check():
     model, optimizer = theirs(COMPLETEP)
     with torch.no_grad():
@@ -161,6 +163,7 @@ def test_trained_weights_need_no_init_check():
     assert clean(audit(model, optimizer, base=small, check_init=False))
 
 
+@pytest.mark.slow
 def test_meta_models_are_audited_but_for_their_starting_values():
     with torch.device("meta"):
         model = small(WIDTH, DEPTH)
@@ -215,6 +218,7 @@ ODD = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_optimizer", [False, True], ids=["base model", "base with its optimizer"])
 @pytest.mark.parametrize(("mistake", "quantity", "roles", "cause"), [m[1:] for m in ODD], ids=[m[0] for m in ODD])
 def test_the_odd_one_out_is_blamed(mistake, quantity, roles, cause, with_optimizer):
@@ -225,6 +229,7 @@ def test_the_odd_one_out_is_blamed(mistake, quantity, roles, cause, with_optimiz
     assert all(cause in d.cause for d in found.departures)
 
 
+@pytest.mark.slow
 def test_everything_divided_by_the_width_is_seen_with_the_bases_own_optimizer():
     model, optimizer = theirs(COMPLETEP, all_divided)
     found = audit(model, optimizer, base=base_pair)
@@ -233,6 +238,7 @@ def test_everything_divided_by_the_width_is_seen_with_the_bases_own_optimizer():
     assert {d.cause for d in found.departures} == {"divided by m_N, which only hidden matrices need"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["lr", "weight_decay", "eps"])
 def test_a_factor_on_everything_is_not_passed_over(key):
     """Base values that are read from the audited optimizer itself hide it; the base's optimizer and values show it."""
@@ -264,6 +270,7 @@ def muon_and_adamw(width=32, depth=2, change=1.0):
     return model, [torch.optim.Muon(muon), torch.optim.AdamW(adamw)]
 
 
+@pytest.mark.slow
 def test_several_optimizers_are_audited_together():
     right = audit(*muon_and_adamw(WIDTH, DEPTH), base=muon_and_adamw)
     assert right.passed, right
@@ -276,6 +283,7 @@ def test_several_optimizers_are_audited_together():
         audit(small(WIDTH, DEPTH), [], base=small)
 
 
+@pytest.mark.slow
 def test_two_mistakes_of_the_same_size_are_both_named():
     """m_N = 2 and m_L = 4."""
     model = small(64, 8)
@@ -297,6 +305,7 @@ def test_one_global_epsilon_is_blamed_on_every_role_that_scales_it():
     assert {d.cause for d in found.departures if d.quantity == "eps"} == {"one global eps for all groups"}
 
 
+@pytest.mark.slow
 def test_a_base_tuned_role_by_role_is_followed():
     """Your base trains its embedding at another rate: the target must too."""
 
@@ -315,6 +324,7 @@ def test_a_base_tuned_role_by_role_is_followed():
     assert {d.role for d in wrong.departures} == {"embedding"}
 
 
+@pytest.mark.slow
 def test_a_missing_attention_factor_is_found():
     """One false PASS of old: heads that grow without the factor on q·k."""
     grown = {**zoo.LLAMA_LIKE, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": lambda n, _: n // 2}
@@ -372,6 +382,7 @@ def test_a_multiplier_inside_the_readouts_own_forward_is_seen(tied):
         parametrize(model, base=base)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("right", [True, False])
 def test_a_folded_model_with_bare_branches(right):
     """zoo's Oddity ends its branches in bare parameters: only its weights can hold the multiplier."""
@@ -411,6 +422,7 @@ def test_roles_are_roles():
     assert Role("hidden weight") is Role.HIDDEN
 
 
+@pytest.mark.slow
 def test_the_result_reads_well_everywhere():
     model, optimizer = theirs(MUP, unscaled_decay)
     failed = audit(model, optimizer, base=small, rules="mup")

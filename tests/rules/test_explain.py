@@ -115,6 +115,7 @@ def test_scaling_shows_itself():
     assert "folded into the weights" in repr(s)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("style", ["multiplier", "folded"])
 @pytest.mark.parametrize("build", [lambda n, depth: gpt(n, depth, 61, head_size=16), OuterSum], ids=["own", "hooks"])
 def test_explain_leaves_the_model_alone_and_tells_what_parametrize_does(build, style):

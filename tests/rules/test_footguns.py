@@ -35,6 +35,7 @@ def scaled(build, **options):
 # -- weights that nobody started ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("style", ["multiplier", "folded"])
 def test_constructor_weights_are_warned_of(build, style):
     _, scaling = scaled(build, style=style)
@@ -155,6 +156,7 @@ def test_trained_weights_that_leave_no_count_are_not_overwritten(build, load, by
     scaling.init_(0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*without the multipliers")
 def test_pretrained_weights_are_not_overwritten(tmp_path):
     import transformers
@@ -167,6 +169,7 @@ def test_pretrained_weights_are_not_overwritten(tmp_path):
         scaling.init_(0.1)
 
 
+@pytest.mark.slow
 def test_weights_of_your_own_are_not_warned_of(build):
     model, scaling = scaled(build)
     for p in model.parameters():
@@ -201,6 +204,7 @@ def a_shape(build):
     return parametrize(build(64, 8), base=Shape(32, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:not checked.*a Shape does not say")
 @pytest.mark.parametrize("case", [no_width, no_rules, a_copy, copied_base, meta, a_shape])
 def test_no_false_alarm(build, case):
@@ -267,6 +271,7 @@ def test_the_warning_survives_copies(tmp_path):
         other.save_pretrained(tmp_path / "folded")
 
 
+@pytest.mark.slow
 def test_folded_for_a_moment_is_bit_for_bit_the_same_run(build):
     runs = []
     for save in (False, True):

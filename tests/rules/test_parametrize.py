@@ -37,6 +37,7 @@ def scaled(rules=COMPLETEP, style="multiplier", width=64, depth=6, options=None,
 # -- at the base nothing changes ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("rules", RULES, ids=lambda r: r.name)
 def test_at_the_base_it_trains_bitwise_like_the_plain_model(rules, style):
@@ -118,6 +119,7 @@ def test_fold_and_unfold_in_the_middle_of_training(optimizer_name):
     assert worst(runs[1], runs[0]) <= 1e-9
 
 
+@pytest.mark.slow
 def test_forgetting_the_optimizer_when_folding_shows():
     """The negative control of the test above: weights fold, lr and state do not."""
     model, scaling = scaled()
@@ -240,6 +242,7 @@ def test_tied_without_a_final_norm_cannot_fold():
         parametrize(Bare(32, 4), base=lambda: Bare(16, 2), style="folded")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rules", [alpha(0.5), COMPLETEP], ids=lambda r: r.name)
 def test_clipping_sees_the_unfolded_gradient(rules):
     outs, norms = [], []
@@ -292,6 +295,7 @@ def test_groups_hold_exactly_the_tables_numbers():
     assert found["unembedding.weight"] == pytest.approx((0.01, 0.1, 1e-8 / N))
 
 
+@pytest.mark.slow
 def test_folded_groups_follow_the_folding_rule():
     _, plain = scaled(width=128, depth=8)
     _, folded = scaled(width=128, depth=8, style="folded")
@@ -312,6 +316,7 @@ ABSENT = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_few_groups_and_every_parameter_in_one():
     model, scaling = scaled(depth=24, options={"qk_norm": True})
     groups = scaling.param_groups(1e-3, weight_decay=0.1)
@@ -538,6 +543,7 @@ def test_compile_without_graph_breaks(build):
     assert parametrize(torch.compile(build(64, 4), backend="eager"), base=lambda: build(32, 2)).base == Shape(32, 2)
 
 
+@pytest.mark.slow
 def test_checkpoint_carries_the_rules(tmp_path):
     model, scaling = scaled()
     torch.save({"model": model.state_dict(), "scaling": scaling.state_dict()}, tmp_path / "c.pt")
@@ -574,6 +580,7 @@ def test_checkpoints_of_older_versions_load(rules, stored):
         scaling.load_state_dict(old | {"rules": "alpha=0.75"})
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:not checked.*a Shape does not say")
 def test_a_shape_is_as_good_as_a_factory_for_a_plain_transformer():
     model = small(64, 6, **MODERN)

@@ -19,6 +19,8 @@ def lists_roles(source: str) -> list[int]:
             if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id == "Role"
         }
 
+    if source.count("Role.") < 3:
+        return []
     return [node.lineno for node in ast.walk(ast.parse(source)) if isinstance(node, ast.expr) and len(roles(node)) > 2]
 
 

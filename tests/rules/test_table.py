@@ -136,6 +136,7 @@ def test_a_branch_moves_the_stream_by_one_over_L(a, N, L):
     assert rules.branch(N, L) * rules.rule(Role.HIDDEN).lr(N, L) * N == pytest.approx(1 / L, rel=1e-12)
 
 
+@pytest.mark.slow
 @given(a=alphas, N=ratios, L=ratios)
 def test_sgd_takes_the_steps_that_adam_takes(a, N, L):
     """SGD's lr × the gradient's own size (Adam's ε column) = Adam's lr, and the decay per step agrees: App. D.5."""

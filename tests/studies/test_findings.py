@@ -223,6 +223,7 @@ def test_noise_hides_an_agreement(name):
     assert loud.agreement != "agrees"
 
 
+@pytest.mark.slow
 def test_deeper_is_better_only_beyond_the_noise():
     frame = transfer_frame({"mup": -0.5, "alpha=0.5": 0.5, "completep": 0.0}, deepening=0.002, noise=0.005, regret=0.5)
     found = find(LR, frame)
@@ -367,6 +368,7 @@ def test_narrow_shapes_are_judged_where_the_range_ends():
     assert shape.narrow_shapes({}) == (UNSEEN, "")
 
 
+@pytest.mark.slow
 def test_the_critics_studies():
     alike = find(EMBEDDING, width_frame({"sp": 0.05, "sp-embedding": 0.0, "mup": 0.0}, {"sp": -2, "sp-embedding": -2}))
     assert alike.agreement == "agrees"
@@ -384,6 +386,7 @@ def test_the_critics_studies():
     assert (wide.model.width, wide.model.depth) == (128, 2)
 
 
+@pytest.mark.slow
 def test_a_claim_of_two_parts_may_hold_in_part():
     frame = transfer_frame({"mup": -0.5, "alpha=0.5": 0.5, "completep": 0.0}, deepening=-0.1)
     found = find(LR, frame)

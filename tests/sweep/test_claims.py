@@ -113,6 +113,7 @@ def test_a_dead_claim_is_taken_whatever_its_time_says(tmp_path, skew, dead_soon)
         assert path.exists()
 
 
+@pytest.mark.slow
 def test_many_want_a_dead_claim_and_one_gets_it(tmp_path, monkeypatch, dead_soon):
     path, got, hold = tmp_path / "x.claim", [], threading.Event()
     assert Claim(path).take()
@@ -172,6 +173,7 @@ def test_an_owner_that_lost_its_claim_stops(tmp_path):
         assert owner.wait(30) == -signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_an_engine_works_on_such_a_store(tmp_path):
     store, events = heartbeat_store(tmp_path / "store"), []
     scripts = [Script(str(i), float(i)) for i in range(3)]

@@ -48,6 +48,7 @@ def test_every_run_once_and_shared_runs_once(data, tmp_path):
     assert again == []
 
 
+@pytest.mark.slow
 def test_diverged_is_a_result(data, tmp_path):
     events = []
     wild = small_run(data, steps=12)
@@ -56,6 +57,7 @@ def test_diverged_is_a_result(data, tmp_path):
     assert [e.kind for e in events] == ["started", "diverged"]
 
 
+@pytest.mark.slow
 def test_a_failure_is_tried_twice_reported_and_does_not_stop_the_others(data, tmp_path):
     events = []
     good = small_run(data, seed=1)
@@ -67,6 +69,7 @@ def test_a_failure_is_tried_twice_reported_and_does_not_stop_the_others(data, tm
     assert "vocabulary of 100" in next(e for e in events if e.kind == "failed").detail
 
 
+@pytest.mark.slow
 def test_any_task_runs_not_only_training(tmp_path):
     """The machinery knows tasks: a script's result is found by a search, its failure reported, its output kept."""
     events = []

@@ -28,6 +28,7 @@ def trained(tmp_path_factory):
     return folder / "runs" / "store", tasks, folder / "results.gz"
 
 
+@pytest.mark.slow
 def test_settings_losses_and_curves_arrive_and_weights_do_not(trained, tmp_path):
     root, tasks, file = trained
     elsewhere = Store(tmp_path / "store")
@@ -42,6 +43,7 @@ def test_settings_losses_and_curves_arrive_and_weights_do_not(trained, tmp_path)
     assert file.stat().st_size < 5000
 
 
+@pytest.mark.slow
 def test_no_run_is_done_again(trained, tmp_path):
     _, tasks, file = trained
     unpack(file, Store(tmp_path / "store"))
@@ -50,6 +52,7 @@ def test_no_run_is_done_again(trained, tmp_path):
     assert events == []
 
 
+@pytest.mark.slow
 def test_the_same_store_gives_the_same_file(trained, tmp_path):
     root, _, file = trained
     pack(Store(root), tmp_path / "again.gz")
@@ -130,6 +133,7 @@ FORGED = [resealed(status="lol"), resealed(validation_loss=10**400), resealed(lr
 FORGED += [garbage_curve, garbage_evaluation, forged_evaluation]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "damage",
     [changed_loss, changed_settings, unsealed_settings, changed_curve, no_curve, outside, other_name, no_text, *FORGED],
@@ -167,6 +171,7 @@ def test_an_empty_store_has_nothing_to_pack(tmp_path):
         pack(Store(tmp_path / "store"), tmp_path / "file.gz")
 
 
+@pytest.mark.slow
 def test_the_commands(trained, tmp_path, capsys):
     root, _, _ = trained
     file = tmp_path / "file.gz"
@@ -178,6 +183,7 @@ def test_the_commands(trained, tmp_path, capsys):
     assert "there is no file" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_planted_link_is_not_written_through(trained, tmp_path):
     _, tasks, file = trained
     store, victim = Store(tmp_path / "store"), tmp_path / "victim"

@@ -88,6 +88,7 @@ class Evil:
         return os.system, (f"touch {self.victim}",)
 
 
+@pytest.mark.slow
 def test_a_pickle_in_a_checkpoint_is_never_loaded(cut, data, tmp_path, caplog):
     """The old format kept torch's pickled `.metadata` here. Its hash is right, and yet nothing happens."""
     ran = tmp_path / "ran"
@@ -182,6 +183,7 @@ def test_checkpoints_past_eight_digits_are_in_order(tmp_path):
     assert [path.name for path in checkpoint.Checkpoints(tmp_path, 2, print).all()] == names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["file", "link"])
 def test_what_is_in_the_way_of_a_checkpoint_is_named(kind, cut, data):
     """It is not one of ours, and the run must not go on without checkpoints."""
@@ -223,6 +225,7 @@ def test_a_linked_folder_of_checkpoints_is_refused(cut, data, tmp_path):
     assert sorted(victim.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_does_not_cost_the_new_ones(cut, data):
     """With one kept, a damaged last one must not make every new one the oldest."""
     folder = cut / "checkpoints"

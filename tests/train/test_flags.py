@@ -22,6 +22,7 @@ def data(tmp_path_factory):
     return small_data(tmp_path_factory.mktemp("data"))
 
 
+@pytest.mark.slow
 def test_flags_make_the_run_and_its_folder(data, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["train", *FLAGS.split(), "--data", str(data), "--json"]) == 0
@@ -62,6 +63,7 @@ def test_contradictions_are_errors(words, message, capsys):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [

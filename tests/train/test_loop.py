@@ -380,6 +380,7 @@ def test_an_unwritable_folder(data):
         train(small_run(data), Path("/proc/nowhere/run"), EVERY_STEP)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_interrupted_before_its_result_was_written(tmp_path):
     data = small_data(tmp_path / "d")
     whole = train(small_run(data), tmp_path / "whole", How(peak=1e11))

@@ -53,6 +53,7 @@ def test_the_verdict_of_a_choice(large, how, word, why):
     assert word in str(choice_table(found))
 
 
+@pytest.mark.slow
 def test_a_choice_that_is_no_better_fails_as_rarely_as_it_should():
     """Four alternatives as good as the base's, with three seeds: 5 % of all verdicts may fail."""
     act = Dimension("act", "choice", tuple("abcde"))

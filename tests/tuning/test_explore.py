@@ -126,6 +126,7 @@ def test_the_same_search_asks_for_the_same_runs(tmp_path, method):
     assert again.best == search.best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_what_diverges_is_left_behind(tmp_path, method):
     pytest.importorskip("optuna", reason="needs the extra `tune`")

@@ -74,6 +74,7 @@ def test_right_models_pass_more_often_and_wrong_ones_do_not():
     assert found >= 0.8
 
 
+@pytest.mark.slow
 def test_little_noise_asks_for_nothing_and_too_much_is_said():
     quiet = Simulated(0, 0.001, 0.0)
     first = Design(1, 3)
@@ -89,6 +90,7 @@ def test_little_noise_asks_for_nothing_and_too_much_is_said():
         assert advice.seeds is None or advice.seeds > 8
 
 
+@pytest.mark.slow
 def test_the_advice_does_not_depend_on_where_the_optimum_of_a_proxy_lies():
     """The same noise and the same steepness, drifted by a whole value of the grid: the same number of seeds."""
     here, there = Simulated(3, 0.02, 0.0), Simulated(3, 0.02, 0.0)

@@ -42,6 +42,7 @@ def recorded_curves(grid, seed):
         yield (math.inf if row["loss"] is None else row["loss"]), readings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("grid", "seed", "least"), [(GRID, 0, 0.08), (GRID, 1, 0.04), (HELD_OUT, 0, 0.04), (HELD_OUT, 1, 0.1)]
 )
@@ -75,6 +76,7 @@ with (folder / "m.jsonl").open("w", buffering=1) as file:
 """
 
 
+@pytest.mark.slow
 def test_a_hopeless_script_is_stopped_and_keeps_its_result(tmp_path):
     from dataclasses import replace
 

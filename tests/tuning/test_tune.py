@@ -65,6 +65,7 @@ def test_a_drift_fails_and_says_what_to_do(tmp_path, capsys):
     assert (tmp_path / "tuned.json").exists()
 
 
+@pytest.mark.slow
 def test_one_seed_is_announced_and_stays_open(tmp_path):
     plans = []
     result = tuned(tmp_path, seeds=1, on_plan=plans.append)
@@ -252,6 +253,7 @@ def test_the_decoder_is_tuned_and_planned_from(tmp_path, capsys):
     assert plan.laws["learning rate"].startswith("tuned at 32 × 2")
 
 
+@pytest.mark.slow
 def test_tuned_values_are_planned_and_parametrized_with(tmp_path):
     import torch
 
@@ -300,6 +302,7 @@ def test_tuned_values_are_planned_and_parametrized_with(tmp_path):
         cp.plan(width=64, depth=8, tuned=path)
 
 
+@pytest.mark.slow
 def test_a_toml_file_holds_all_of_it(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["tune", "--init", "tune.toml"]) == 0
@@ -476,6 +479,7 @@ def test_a_script_that_cannot_be_tuned_is_noticed_at_once(tmp_path, code, said):
         assert {e.task.id for e in events if e.kind == "started"} <= {events[0].task.id}
 
 
+@pytest.mark.slow
 def test_a_script_that_ignores_its_shape_is_refused(tmp_path):
     loss = "2 + 0.03 * (__import__('math').log2(float(lr)) + 7.3)**2 + 0.01 * int(seed)"
     with pytest.raises(UserError, match="ignore its shape: 64 × 2 and 64 × 8 give the same loss"):
@@ -537,6 +541,7 @@ def test_a_damaged_result_is_an_error_of_input_or_is_left_out(tmp_path, capsys, 
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("proxies", "place"),
     [([1] * 100, "@ $.proxies[7]; … (100 in all)"), ([1] * 10**6, "tuned.json"), ("x" * 10**6, "tuned.json")],

@@ -158,6 +158,7 @@ def test_no_shell_sees_a_value(tmp_path):
     assert not (tmp_path / "hacked").exists()
 
 
+@pytest.mark.slow
 def test_a_stopped_run_stops_its_script_and_leaves_no_result(tmp_path):
     """SIGTERM to the process of a task reaches the script, which may save. A killed process takes its script along."""
     code = (
