@@ -1,12 +1,24 @@
+"""`completep` and `python -m completep`."""
+
 import os
 import sys
 
-from completep.cli import main
 
-code = main()
-if os.environ.get("WORLD_SIZE", "1") != "1":
-    # Under torchrun: gloo's threads sometimes abort an interpreter that is shutting down, after all work is done.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-sys.exit(code)
+def main() -> int:
+    """Run one command. Ctrl-C while its modules are still being imported ends it as quietly as later."""
+    try:
+        from completep.cli import main as command
+
+        return command()
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    code = main()
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        # Under torchrun: gloo's threads sometimes abort an interpreter that is shutting down, after all work is done.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

@@ -3,10 +3,12 @@
 import json
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 
+from completep.__main__ import main as command
 from completep.cli import main
 
 MODEL = """
@@ -220,6 +222,15 @@ def test_what_the_machine_refuses_is_no_error_of_ours(error, code, capsys, monke
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert main(["plan"]) == code
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_ctrl_c_while_modules_are_imported(monkeypatch):
+    class BeingImported(types.ModuleType):
+        def __getattr__(self, name):
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "completep.cli", BeingImported("completep.cli"))
+    assert command() == 130
 
 
 @pytest.mark.slow

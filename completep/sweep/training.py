@@ -3,7 +3,6 @@
 Two parameterizations that give the same numbers at a shape (all of them at the base; SP and muP in depth) are one run.
 """
 
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -19,7 +18,7 @@ from completep.rules.table import rules_named
 from completep.sweep.devices import devices, torchrun
 from completep.sweep.store import Store
 from completep.sweep.task import Value
-from completep.train.folder import METRICS, check_files, claim, read_result
+from completep.train.folder import CHECKPOINTS, METRICS, check_files, claim, read_result
 from completep.train.records import Record, read_metrics
 from completep.train.settings import How, open_corpus
 from completep.units import power
@@ -88,6 +87,7 @@ class Training:
         """
         import torch
 
+        from completep.train.checkpoint import Checkpoints
         from completep.train.loop import train
 
         torch.set_num_threads(1)
@@ -97,7 +97,7 @@ class Training:
         else:
             train(self.run, folder, self.how, on_record=on_record)
         if (folder / "result.json").exists():
-            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+            Checkpoints(folder / CHECKPOINTS).clear()
 
     def _command(self, folder: Path) -> list[str]:
         how = self.how

@@ -4,13 +4,14 @@ A folder `step-00001000` is complete if it exists. Tensors are stored by paramet
 with another number of ranks and another sharding. Nothing in it is a pickle: reading one runs no code of others.
 """
 
+import itertools
 import logging
 import os
 import re
 import stat
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from completep.train.records import NOTHING, Mark
 MANIFEST = "completep.json"
 STEP = "step-([0-9]{8}|[1-9][0-9]{8,})"  # `\d` would match the digits of other scripts too
 NAME, LEFT_OVER = re.compile(STEP), re.compile(rf"\.{STEP}\.(part|old)")
+SET_ASIDE = re.compile(rf"damaged-{STEP}(-\d+)?")
 FILE_BYTES = 2**30  # a rank holds one file at a time in memory while it writes it
 
 
@@ -61,7 +63,7 @@ def tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Ten
 class Checkpoints:
     """The checkpoints of one run. Only folders with exactly our names are read, renamed or removed."""
 
-    def __init__(self, folder: Path, keep: int, tell: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, keep: int = 1, tell: Callable[[str], None] = lambda message: None) -> None:
         self.folder, self.keep, self.tell = folder, keep, tell
 
     def all(self) -> list[Path]:
@@ -130,6 +132,14 @@ class Checkpoints:
             going = old.with_name(f".{old.name}.old")  # a folder that is half removed must not look like a checkpoint
             os.rename(old, going)
             remove_folder(going)
+
+    def clear(self) -> None:
+        """Remove all of them, damaged ones too, and the folder if nothing else lies in it."""
+        self._refuse_link()
+        for path in itertools.chain.from_iterable(self._named(p) for p in (NAME, LEFT_OVER, SET_ASIDE)):
+            remove_folder(path)
+        with suppress(OSError):  # there is none, or a user's files are in it
+            self.folder.rmdir()
 
     def load(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, check: Callable[[Manifest], None]

@@ -21,6 +21,7 @@ from completep.sweep.local import Local
 from completep.sweep.store import Store
 from completep.sweep.task import Point, Trial
 from completep.sweep.training import Training
+from completep.train.folder import claim
 from tests.sweep.tasks import HOW, Script, engine, training
 from tests.train.runs import small_data, small_run
 
@@ -46,6 +47,20 @@ def test_every_run_once_and_shared_runs_once(data, tmp_path):
     again = []
     assert engine(tmp_path, again).run(runs) == []
     assert again == []
+
+
+@pytest.mark.slow
+def test_a_finished_run_loses_its_checkpoints_and_nothing_else(data, tmp_path):
+    task = training(data)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    claim(tmp_path / "run", task.run)
+    for name in ("step-00000003", ".step-00000004.part", "damaged-step-00000002", "my-notes"):
+        (checkpoints / name).mkdir(parents=True)
+    task.carry_out(tmp_path / "run", 0)
+    assert [path.name for path in checkpoints.iterdir()] == ["my-notes"]
+    (checkpoints / "my-notes").rmdir()
+    task.carry_out(tmp_path / "run", 0)
+    assert not checkpoints.exists()
 
 
 @pytest.mark.slow
