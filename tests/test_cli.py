@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from completep.__main__ import main as command
+from completep.__main__ import main as started
 from completep.cli import main
 
 MODEL = """
@@ -230,7 +230,7 @@ def test_ctrl_c_while_modules_are_imported(monkeypatch):
             raise KeyboardInterrupt
 
     monkeypatch.setitem(sys.modules, "completep.cli", BeingImported("completep.cli"))
-    assert command() == 130
+    assert started() == 130
 
 
 @pytest.mark.slow
