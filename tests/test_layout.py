@@ -4,12 +4,12 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from graphlib import CycleError, TopologicalSorter
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
+
+from tests.walks import calls_of, departures, steps
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "completep"
@@ -185,15 +185,9 @@ def test_any_in_a_signature_would_be_seen():
     assert not says_any(ast.parse("def f(x: object) -> int: ...").body[0])
 
 
-def steps(heading: str) -> list[tuple[str, str]]:
-    """(file, function) of a walk in CONTRIBUTING."""
-    text = (ROOT / "CONTRIBUTING.md").read_text().split(f"### {heading}")[1].split("\n#")[0]
-    return re.findall(r"`([\w/]+\.py):(\w+(?:\.\w+)?)`", text)
-
-
 @pytest.mark.parametrize(
     ("heading", "least"),
-    [("From `completep study lr-transfer` to its page", 20), ("From a model to optimizer groups", 12)],
+    [("From `completep study lr-transfer --search bracket` to its page", 20), ("From a model to optimizer groups", 12)],
 )
 def test_the_walks_in_contributing_are_true(heading, least):
     """Every function exists, and every file is passed once."""
@@ -211,32 +205,6 @@ def test_the_walks_in_contributing_are_true(heading, least):
         assert function in names, f"{file} has no {function}"
 
 
-def calls_of(action: Callable[[], object]) -> dict[tuple[str, str], int]:
-    """(file, function) of the package → when the action first calls it. What an import calls does not count."""
-    first: dict[tuple[str, str], int] = {}
-
-    def in_package(frame) -> bool:
-        return frame.f_code.co_filename.startswith(f"{PACKAGE}/")
-
-    def importing(frame) -> bool:
-        while frame is not None and not (frame.f_code.co_name == "<module>" and in_package(frame)):
-            frame = frame.f_back
-        return frame is not None
-
-    def note(frame, event: str, _: object) -> None:
-        if event == "call" and in_package(frame) and not importing(frame):
-            file = Path(frame.f_code.co_filename).relative_to(PACKAGE).as_posix()
-            first.setdefault((file, frame.f_code.co_qualname), len(first))
-
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        action()
-    finally:
-        sys.setprofile(before)
-    return first
-
-
 def five_lines() -> None:
     """README's, on its model."""
     import completep as cp
@@ -245,18 +213,6 @@ def five_lines() -> None:
     scaling = cp.parametrize(MyModel(64, 4), base=lambda: MyModel(32, 2), rules=cp.alpha(1.0))
     scaling.init_(std=0.02, seed=0)
     scaling.param_groups(lr=2**-8, weight_decay=0.1, eps=1e-16)
-
-
-def departures(walk: list[tuple[str, str]], calls: dict[tuple[str, str], int]) -> list[str]:
-    """Where a walk is not what happened: a file or function that is not entered, one that is left out, the order."""
-    times = {}
-    for file, name in walk:
-        called = [i for (f, q), i in calls.items() if f == file and (q == name or q.startswith(f"{name}."))]
-        times[file] = min(called, default=-1)
-    entered = {file for file, _ in calls} - {"__init__.py"}  # which only imports what it is asked for
-    wrong = [f"{file} is not in the walk" for file in sorted(entered - times.keys())]
-    wrong += [f"{file}:{name} is not called" for file, name in walk if times[file] < 0]
-    return wrong + [f"{b} comes before {a}" for a, b in pairwise(times) if 0 <= times[b] < times[a]]
 
 
 def test_the_walk_of_parametrize_is_what_happens():

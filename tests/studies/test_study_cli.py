@@ -17,6 +17,7 @@ from completep.studies.design import read_words
 from completep.studies.run import settled, study_at, study_named
 from completep.studies.scale import LAPTOP, SCALES
 from completep.sweep.store import Store
+from tests.walks import calls_of, departures, steps
 
 pytestmark = pytest.mark.slow
 TUNED = ("base_lr=2^-6", "base_std=0.1")  # given, so that nothing is tuned at the base first
@@ -34,11 +35,28 @@ def run(capsys, *words):
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory):
-    """A store with three real runs in it."""
+def walked(tmp_path_factory):
+    """(a store with three real runs in it, what the command called on the way)."""
     folder = tmp_path_factory.mktemp("studies")
-    assert main(["study", "lr-transfer", *FEW, "--out", str(folder)]) == 0
-    return folder
+
+    def run_it():
+        assert main(["study", "lr-transfer", "--search", "bracket", *FEW, "--out", str(folder)]) == 0
+
+    return folder, calls_of(run_it)
+
+
+@pytest.fixture(scope="module")
+def out(walked):
+    return walked[0]
+
+
+def test_the_walk_in_contributing_is_what_happens(walked):
+    """But for a constant, and for training, which happens in another process."""
+    elsewhere = ("STUDY", "train")
+    heading = "From `completep study lr-transfer --search bracket` to its page"
+    walk = [step for step in steps(heading) if step[1] not in elsewhere]
+    assert [d for d in departures(walk, walked[1]) if "is not in the walk" not in d] == []
+    assert departures([*walk, ("rules/fold.py", "fold")], walked[1])[-1] == "rules/fold.py:fold is not called"
 
 
 def test_a_study_leaves_a_report_and_is_not_run_twice(out, capsys):
