@@ -35,6 +35,8 @@ from completep.rules.table import RANDOM_SUM, Column, Role
 
 TIED = "(tied)"  # ends the name of a tied readout
 ROUNDS = 3  # zero-initialised factors that may hide each other's gradients
+FEW_OUTPUTS = 64  # below, the output of a readout has too few independent numbers to average over
+SIGNED_ROWS = 512
 NO_EPS = 1e-30  # ε while the pull is measured: the step then shows the learning rate alone
 
 
@@ -115,6 +117,7 @@ def _hooks(handles: list[torch.utils.hooks.RemovableHandle]) -> Iterator[None]:
 
 def _ratios_kept(subject: Subject, kept: dict[str, float]) -> AbstractContextManager[None]:
     """RMS(output - bias) / RMS(input) of every linear layer and convolution, by module name."""
+    readouts = {outlet.module for outlet in subject.anatomy.outlets}
 
     def watch(name: str) -> Callable[[nn.Module, object, object, object], None]:
         def hook(module: nn.Module, args: object, kwargs: object, output: object) -> None:
@@ -124,6 +127,9 @@ def _ratios_kept(subject: Subject, kept: dict[str, float]) -> AbstractContextMan
             bias = getattr(module, "bias", None)
             if isinstance(bias, Tensor):
                 y = y - (bias.view(-1, *[1] * (y.dim() - 2)) if is_convolution(module) else bias)
+            if name in readouts and is_linear(module) and y.shape[-1] < FEW_OUTPUTS:
+                x = _with_random_signs(x)
+                y = module.forward(x) - (bias if isinstance(bias, Tensor) else 0.0)
             kept[name] = rms(y) / max(rms(x), 1e-30)
 
         return hook
@@ -135,6 +141,18 @@ def _ratios_kept(subject: Subject, kept: dict[str, float]) -> AbstractContextMan
             if is_linear(module) or is_convolution(module)
         ]
     )
+
+
+def _with_random_signs(x: Tensor) -> Tensor:
+    """The rows of an input again and again, each time with other signs: as large as before, and uncorrelated.
+
+    The rows of the last norm are often almost the same, so a readout with few outputs makes few independent numbers of
+    them. Signs change no expectation: weights that are drawn are as likely with the other sign.
+    """
+    rows = x.flatten(0, -2)
+    rows = rows.repeat(math.ceil(SIGNED_ROWS / len(rows)), 1)
+    signs = torch.randint(2, rows.shape, generator=torch.Generator().manual_seed(0))
+    return rows * (2 * signs - 1).to(rows)
 
 
 def gains(subject: Subject, ratios: Mapping[str, float]) -> dict[str, float]:
@@ -398,8 +416,9 @@ def _keeper(
     parts = {name: subject.anatomy.part(name) for name in vectors}
     gains = [name for name, part in parts.items() if part.start or part.offset]
 
-    def hook(module: nn.Module, args: object, output: object) -> None:
-        if not isinstance(output, Tensor) or not output.requires_grad:
+    def hook(module: nn.Module, args: object, result: object) -> None:
+        output = first_tensor(result)  # a router returns its logits before what it makes of them
+        if output is None or not output.requires_grad:
             return
         rows = output.movedim(1, -1) if is_convolution(module) else output
         if any(rows.shape[-1] != p.numel() for p in vectors.values()):
