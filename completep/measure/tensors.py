@@ -28,6 +28,7 @@ from completep import paper
 from completep.anatomy.kinds import is_convolution, is_linear
 from completep.anatomy.trace import find_logits, first_tensor, given_tensor, stream_of
 from completep.measure.bare import BareGradients
+from completep.measure.conditions import ConditionGradients
 from completep.measure.coordinates import rms
 from completep.measure.subject import Batch, Batches, Subject
 from completep.rules.multipliers import ScaleOutput
@@ -308,11 +309,14 @@ def _first_step(subject: Subject, batch: Batch) -> tuple[dict[str, float], dict[
     unsigned: dict[str, Tensor] = {}
     subject.zero_grad()
     bare = BareGradients({n: p for n, p in tensors.items() if subject.anatomy.part(n).role.trait.bare})
+    conditions = ConditionGradients(subject.model, subject.anatomy)
     with _unsigned_gradients(subject, unsigned):
-        with bare if bare.vectors else nullcontext():
+        with bare if bare.vectors else nullcontext(), conditions.watching():
             loss = subject.loss_everywhere(batch)
-        loss.backward(retain_graph=bool(bare.vectors))  # type: ignore[no-untyped-call]
+        loss.backward(retain_graph=bool(bare.vectors or conditions.given))  # type: ignore[no-untyped-call]
     unsigned |= bare.unsigned()
+    outside = {n: p for n, p in tensors.items() if not subject.anatomy.part(n).role.trait.inside}
+    unsigned |= conditions.unsigned(outside)
     torch._foreach_zero_([p.detach() for p in tensors.values()])  # what the optimizer adds is then exact
     subject.first_step(NO_EPS)
     steps = {name: p.detach() for name, p in tensors.items()}
