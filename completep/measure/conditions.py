@@ -60,17 +60,19 @@ class ConditionGradients:
 
     def unsigned(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
         """By name, for the parameters that reach the blocks beside the stream alone. The graph must be retained."""
-        made = {n: p for n, p in parameters.items() if p.grad is not None} if self.terms else {}
-        into_stream = _gradients(self.streams[0], list(made.values())) if made else []
-        made = {name: p for (name, p), g in zip(made.items(), into_stream, strict=True) if g is None}
-        sums: dict[str, tuple[Tensor, Tensor]] = {}
+        whole = {name: p.grad for name, p in parameters.items() if p.grad is not None} if self.terms else {}
+        into_stream = _gradients(self.streams[0], [parameters[name] for name in whole]) if whole else []
+        made = [name for name, gradient in zip(whole, into_stream, strict=True) if gradient is None]
+        signed = {name: torch.zeros_like(whole[name]) for name in made}
+        unsigned: dict[str, Tensor] = {}
         for given, gradient in self.terms:
-            for (name, p), term in zip(made.items(), _gradients(given, list(made.values()), gradient), strict=True):
+            terms = _gradients(given, [parameters[name] for name in made], gradient)
+            for name, term in zip(made, terms, strict=True):
                 if term is not None:
-                    signed, total = sums.get(name, (torch.zeros_like(p), torch.zeros_like(p)))
-                    sums[name] = signed + term, total + term.abs()
-        rest = {name: (made[name].grad - signed).abs() for name, (signed, _) in sums.items()}  # what no block passes on
-        return {name: total + rest[name] for name, (_, total) in sums.items()}
+                    signed[name] += term
+                    unsigned[name] = unsigned.get(name, torch.zeros_like(term)) + term.abs()
+        # What is left of the whole gradient reaches the loss past the blocks.
+        return {name: total + (whole[name] - signed[name]).abs() for name, total in unsigned.items()}
 
 
 def _gradients(of: Tensor, to: Sequence[Tensor], gradient: Tensor | None = None) -> Sequence[Tensor | None]:
