@@ -105,7 +105,9 @@ def judge_survey(first: Survey, repaired: Survey | None = None) -> list[Finding]
                 again = tensors if repaired is None else repaired.along(repaired.tensors, axis, rules)
                 states = first.along(first.states, axis, rules)
                 attentions = first.along(first.attentions, axis, rules) if len(first.attentions) else first.attentions
-                by_tensor = [*_findings(rules, axis, tensors, again), *_attentions(rules, axis, attentions)]
+                split = (repaired or first).parts
+                parts = first.along(split, axis, rules) if len(split) else split
+                by_tensor = [*_findings(rules, axis, tensors, again, parts), *_attentions(rules, axis, attentions)]
                 frames = {frame["template"][0]: frame for frame in tensors.partition_by("template")}
                 multipliers = {t: _exponent(frame, axis, EXPECTED["multiplier"]) for t, frame in frames.items()}
                 typed = {t: _typed_deviation(frame, axis) for t, frame in frames.items() if frame["lr"].min() != 0}
@@ -119,7 +121,9 @@ def repairs_for(findings: Iterable[Finding]) -> Repairs:
     return {(f.rules, f.axis, f.tensor): -f.deviation for f in wrong}
 
 
-def _findings(rules: str, axis: Axis, first: pl.DataFrame, again: pl.DataFrame) -> Iterator[Finding]:
+def _findings(
+    rules: str, axis: Axis, first: pl.DataFrame, again: pl.DataFrame, parts: pl.DataFrame
+) -> Iterator[Finding]:
     columns: list[tuple[SettingName, bool, str, str | None, float]] = [  # …, after repairs, shown by, divided by, band
         ("init", False, "gain", "expected_gain", BAND),
         ("learning rate", True, "pull", None, BAND),
@@ -150,7 +154,10 @@ def _findings(rules: str, axis: Axis, first: pl.DataFrame, again: pl.DataFrame) 
                 least, most = min(2 * start, 0.0) - allowed, max(2 * start, 0.0) + allowed
             relative = frame[value] / frame[divisor] if divisor else frame[value]
             points = frame.select("seed", size=axis).with_columns(value=relative)
-            if (judged := _judge(points, axis, least, most)) is None:
+            judged = _judge(points, axis, least, most)
+            if mixed and value == "pull" and (by_part := _judge_parts(parts, template, axis, sgd=sgd)) is not None:
+                judged, start, mixed = by_part, 0.0, False
+            if judged is None:
                 continue
             slope, word, why = judged
             if mixed and word != "FAIL":  # `unchecked` says so
@@ -175,7 +182,30 @@ def _random_sum(rows: pl.DataFrame, axis: Axis) -> float:
 
 def _is_mixed(rows: pl.DataFrame, axis: Axis) -> bool:
     """True if only a part of the outputs grows, as in Mamba's x_proj: its gradient follows no single power."""
-    return 0.15 < _exponent(rows, axis, "lag") < 0.85
+    return _is_partial(_exponent(rows, axis, "lag"))
+
+
+def _is_partial(lag: float) -> bool:
+    return 0.15 < lag < 0.85
+
+
+def _judge_parts(parts: pl.DataFrame, template: str, axis: Axis, *, sgd: bool) -> tuple[Slope, Word, str] | None:
+    """The pull of each part of a matrix's outputs, as a deviation: of the part that is the furthest off.
+
+    None if the model does not split them, or if a part itself grows only in part.
+    """
+    own = parts.filter(pl.col("template") == template) if len(parts) else parts
+    by_part: list[tuple[Slope, Word, str]] = []
+    for rows in own.partition_by("part", maintain_order=True) if len(own) else ():
+        lag = _exponent(rows, axis, axis) - _exponent(rows, axis, "size")
+        start, allowed = -max(0.0, lag) / 2 * (2 if sgd else 1), SGD_BAND if sgd else BAND
+        judged = _judge(rows.select("seed", size=axis, value="pull"), axis, start - allowed, start + allowed)
+        slope = judged[0] if judged is not None else None
+        if _is_partial(lag) or judged is None or slope is None:
+            return None
+        by_part.append((Slope(slope.value - start, slope.low - start, slope.high - start), *judged[1:]))
+    word = worst(word for _, word, _ in by_part)
+    return max((part for part in by_part if part[1] == word), key=lambda part: abs(part[0].value), default=None)
 
 
 def _attentions(rules: str, axis: Axis, rows: pl.DataFrame) -> Iterator[Finding]:
@@ -331,7 +361,7 @@ def noisy(findings: Iterable[Finding]) -> bool:
     return any(f.word == "INCONCLUSIVE" and f.why == WIDE for f in findings)
 
 
-def unchecked(survey: Survey, findings: Iterable[Finding]) -> Iterator[str]:
+def unchecked(survey: Survey, findings: Collection[Finding]) -> Iterator[str]:
     """What the survey cannot see, by tensor and setting."""
     seen = {(f.tensor, f.setting) for f in findings}
     tensors = survey.tensors.filter(~pl.col("template").str.ends_with(TIED))
@@ -346,8 +376,13 @@ def unchecked(survey: Survey, findings: Iterable[Finding]) -> Iterator[str]:
     yield from _growing_starts(survey)
     if len(survey.untrained):
         yield f"{', '.join(survey.untrained)}, which no optimizer trains"
-    if mixed:
-        yield f"learning rate and epsilon of {', '.join(mixed)} in width, since only a part of their outputs grows"
+    by_part = {f.tensor for f in findings if f.axis == "width" and f.setting == "learning rate"}
+    for what, names in {
+        "learning rate and epsilon": [t for t in mixed if t not in by_part],
+        "epsilon": [t for t in mixed if t in by_part],
+    }.items():
+        if names:
+            yield f"{what} of {', '.join(names)} in width, since only a part of the outputs grows"
     without = [t for t in templates if (t, "learning rate") not in seen and t not in mixed]
     if without:
         yield f"learning rate and epsilon of {', '.join(without)}, which no gradient reaches"

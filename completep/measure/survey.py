@@ -20,6 +20,7 @@ from torch import Tensor
 from completep.anatomy.names import named_parameters
 from completep.config import Shape
 from completep.measure.coordinates import refuse_randomness
+from completep.measure.outputs import PartRow
 from completep.measure.pool import each
 from completep.measure.subject import Batch, Family, Setting, Source, Subject, make_batches, speaking_of
 from completep.measure.tensors import (
@@ -111,11 +112,12 @@ class Survey:
     attentions: pl.DataFrame  # a row per rules, shape and attention module; empty if there is none
     untrained: tuple[str, ...] = ()  # templates of parameters that no optimizer trains
     further: Mapping[str, int] = field(default_factory=dict)  # further axes, with their sizes at the base
+    parts: pl.DataFrame = field(default_factory=pl.DataFrame)  # a row per part of the outputs of a matrix; may be empty
 
     def joined(self, other: "Survey") -> "Survey":
         """With further seeds."""
         tensors, states = pl.concat([self.tensors, other.tensors]), pl.concat([self.states, other.states])
-        return replace(self, tensors=tensors, states=states)
+        return replace(self, tensors=tensors, states=states, parts=pl.concat([self.parts, other.parts]))
 
     def along(self, frame: pl.DataFrame, axis: str, rules: str) -> pl.DataFrame:
         """Only the shapes that differ along one axis: at the base's width or depth, or else at the smallest."""
@@ -166,6 +168,7 @@ def survey(
     tensors: list[Mapping[str, object]] = []
     states: list[Mapping[str, object]] = []
     attentions: list[Mapping[str, object]] = []
+    parts: list[Mapping[str, object]] = []
     untrained: dict[str, None] = {}
     for done, (job, measured) in enumerate(_all(measure, jobs, workers, kept), 1):
         labels = {"rules": job.rules.key, "width": job.shape.width, "depth": job.shape.depth, **axes, **job.grown}
@@ -174,11 +177,14 @@ def survey(
         for seed, (state, rows) in measured.seeds.items():
             states.append(labels | {"seed": seed} | asdict(state))
             tensors += [labels | {"seed": seed} | asdict(row) for row in rows]
+            parts += [labels | {"seed": seed} | asdict(row) for row in measured.parts.get(seed, ())]
         progress(done, len(jobs), str(job))
     order = ["rules", "width", "depth", *axes]
-    frames = (pl.DataFrame(rows, infer_schema_length=None) for rows in (tensors, states, attentions))
-    by_seed, at_start, heads = (frame.sort(order, maintain_order=True) if len(frame) else frame for frame in frames)
-    return Survey(source.base, limit, by_seed, at_start, heads, tuple(untrained), axes)
+    frames = (pl.DataFrame(rows, infer_schema_length=None) for rows in (tensors, states, attentions, parts))
+    by_seed, at_start, heads, split = (
+        frame.sort(order, maintain_order=True) if len(frame) else frame for frame in frames
+    )
+    return Survey(source.base, limit, by_seed, at_start, heads, tuple(untrained), axes, split)
 
 
 @dataclass(frozen=True)
@@ -201,6 +207,7 @@ class Measured:
     seeds: dict[int, tuple[State, list[TensorRow]]]
     attentions: list[AttentionRow]
     untrained: list[str]
+    parts: dict[int, list[PartRow]] = field(default_factory=dict)  # by seed; `derive` does not keep them
 
 
 class Keeper(Protocol):
@@ -248,7 +255,7 @@ def measure_shape(family: Family, job: Job) -> Measured:
 def _measure_shape(family: Family, job: Job) -> Measured:
     source = family.source
     subjects = family.subjects(job.shape, job.rules, job.grown)
-    seeds = {}
+    seeds, parts = {}, {}
     for seed in job.seeds:
         batch = family.batch(seed)
         subject = subjects.start(seed)
@@ -266,9 +273,10 @@ def _measure_shape(family: Family, job: Job) -> Measured:
                 text = make_batches(source, family.base, family.setting, seed)[0]
                 train_(subject, factors, text, job.steps)
                 batch = text(job.steps)
-            seeds[seed] = state, measure_tensors(subject, batch, gains)
+            parts[seed] = list[PartRow]()
+            seeds[seed] = state, measure_tensors(subject, batch, gains, parts[seed])
         scale_(subject, {t: 1 / factor for t, factor in factors.items()}.__getitem__)  # frozen weights are kept
-    return Measured(seeds, _attentions(subject), subject.untrained)
+    return Measured(seeds, _attentions(subject), subject.untrained, parts)
 
 
 def _starts(source: Source, subject: Subject, seed: int) -> dict[str, list[Tensor]]:

@@ -28,13 +28,17 @@ from completep import paper
 from completep.anatomy.kinds import is_convolution, is_linear
 from completep.anatomy.trace import find_logits, first_tensor, given_tensor, stream_of
 from completep.measure.bare import BareGradients
+from completep.measure.conditions import ConditionGradients
 from completep.measure.coordinates import rms
+from completep.measure.outputs import PartRow, SplitOutputs
 from completep.measure.subject import Batch, Batches, Subject
 from completep.rules.multipliers import ScaleOutput
 from completep.rules.table import RANDOM_SUM, Column, Role
 
 TIED = "(tied)"  # ends the name of a tied readout
 ROUNDS = 3  # zero-initialised factors that may hide each other's gradients
+FEW_OUTPUTS = 64  # below, the output of a readout has too few independent numbers to average over
+SIGNED_ROWS = 512
 NO_EPS = 1e-30  # ε while the pull is measured: the step then shows the learning rate alone
 
 
@@ -115,6 +119,7 @@ def _hooks(handles: list[torch.utils.hooks.RemovableHandle]) -> Iterator[None]:
 
 def _ratios_kept(subject: Subject, kept: dict[str, float]) -> AbstractContextManager[None]:
     """RMS(output - bias) / RMS(input) of every linear layer and convolution, by module name."""
+    readouts = {outlet.module for outlet in subject.anatomy.outlets}
 
     def watch(name: str) -> Callable[[nn.Module, object, object, object], None]:
         def hook(module: nn.Module, args: object, kwargs: object, output: object) -> None:
@@ -124,6 +129,9 @@ def _ratios_kept(subject: Subject, kept: dict[str, float]) -> AbstractContextMan
             bias = getattr(module, "bias", None)
             if isinstance(bias, Tensor):
                 y = y - (bias.view(-1, *[1] * (y.dim() - 2)) if is_convolution(module) else bias)
+            if name in readouts and is_linear(module) and y.shape[-1] < FEW_OUTPUTS:
+                x = _with_random_signs(x)
+                y = module.forward(x) - (bias if isinstance(bias, Tensor) else 0.0)
             kept[name] = rms(y) / max(rms(x), 1e-30)
 
         return hook
@@ -135,6 +143,18 @@ def _ratios_kept(subject: Subject, kept: dict[str, float]) -> AbstractContextMan
             if is_linear(module) or is_convolution(module)
         ]
     )
+
+
+def _with_random_signs(x: Tensor) -> Tensor:
+    """The rows of an input again and again, each time with other signs: as large as before, and uncorrelated.
+
+    The rows of the last norm are often almost the same, so a readout with few outputs makes few independent numbers of
+    them. Signs change no expectation: weights that are drawn are as likely with the other sign.
+    """
+    rows = x.flatten(0, -2)
+    rows = rows.repeat(math.ceil(SIGNED_ROWS / len(rows)), 1)
+    signs = torch.randint(2, rows.shape, generator=torch.Generator().manual_seed(0))
+    return rows * (2 * signs - 1).to(rows)
 
 
 def gains(subject: Subject, ratios: Mapping[str, float]) -> dict[str, float]:
@@ -194,10 +214,16 @@ def repeat_starts_(subject: Subject, starts: Mapping[str, Sequence[Tensor]]) -> 
             parameter.copy_(start.repeat(times)[tuple(slice(n) for n in parameter.shape)])
 
 
-def measure_tensors(subject: Subject, batch: Batch, gain: Mapping[str, float]) -> list[TensorRow]:
-    """One backward pass and one step of the subject's optimizer. The weights are the starting ones afterwards."""
+def measure_tensors(
+    subject: Subject, batch: Batch, gain: Mapping[str, float], parts: list[PartRow] | None = None
+) -> list[TensorRow]:
+    """One backward pass and one step of the subject's optimizer. The weights are the starting ones afterwards.
+
+    `parts` gets the pulls of matrices whose outputs are split.
+    """
     start = {name: p.detach().clone() for name, p in subject.parameters.items()}
-    pulls, squares, steps = _first_step(subject, batch)
+    split: dict[str, list[tuple[int, float]]] = {}
+    pulls, squares, steps = _first_step(subject, batch, split)
     late: set[str] = set()
     moved: dict[str, Tensor] = {}
     for _ in range(ROUNDS):
@@ -210,7 +236,7 @@ def measure_tensors(subject: Subject, batch: Batch, gain: Mapping[str, float]) -
                 right = subject.expected_settings(name).lr * paper.CHECK_LR
                 moved[name] = steps[name] * right / subject.settings[name].lr
         _restore(subject, start | moved)
-        late_pulls, late_squares, steps = _first_step(subject, batch)
+        late_pulls, late_squares, steps = _first_step(subject, batch, {})
         pulls |= {name: late_pulls[name] for name in still}
         squares |= {name: late_squares[name] for name in still}
         late |= still
@@ -219,6 +245,8 @@ def measure_tensors(subject: Subject, batch: Batch, gain: Mapping[str, float]) -
     for name in pulls:
         templates.setdefault(subject.anatomy.template(name), []).append(name)
     rows = []
+    if parts is not None:
+        parts += _part_rows(subject, templates, split)
     for template, names in templates.items():
         part = subject.anatomy.parts[template]
         row, drawn = _row(subject, template, names, pulls, squares, gain), part.role.trait.start == "random"
@@ -230,6 +258,18 @@ def measure_tensors(subject: Subject, batch: Batch, gain: Mapping[str, float]) -
         expected = (RANDOM_SUM(subject.expected.m_N) * factor, 1.0, factor)
         rows.append(TensorRow(name, role, Column.ADAM, 0, None, 1, None, None, 1, None, 1, gain[name], *expected, None))
     return rows
+
+
+def _part_rows(
+    subject: Subject, templates: Mapping[str, list[str]], split: Mapping[str, list[tuple[int, float]]]
+) -> Iterator[PartRow]:
+    """Over the blocks, where all of them split the outputs of a matrix alike."""
+    for template, names in templates.items():
+        in_blocks = [split.get(name, []) for name in names]
+        sizes = {tuple(size for size, _ in parts) for parts in in_blocks}
+        for i, size in enumerate(next(iter(sizes)) if len(sizes) == 1 else ()):
+            pull = math.fsum(parts[i][1] for parts in in_blocks) / subject.share(names)
+            yield PartRow(template, i, size, pull)
 
 
 def _idle_experts(subject: Subject, name: str) -> int:
@@ -284,17 +324,27 @@ def _restore(subject: Subject, start: Mapping[str, Tensor]) -> None:
         parameter.copy_(start[name])
 
 
-def _first_step(subject: Subject, batch: Batch) -> tuple[dict[str, float], dict[str, float], dict[str, Tensor]]:
-    """(pull, mean square of the gradient, step) of every trained parameter. The weights are lost."""
+def _first_step(
+    subject: Subject, batch: Batch, split: dict[str, list[tuple[int, float]]]
+) -> tuple[dict[str, float], dict[str, float], dict[str, Tensor]]:
+    """(pull, mean square of the gradient, step) of every trained parameter. The weights are lost.
+
+    `split` gets (size, pull) of every part of the outputs of a matrix, where a model splits them.
+    """
     tensors = {name: p for name, p in subject.parameters.items() if name in subject.settings}
     unsigned: dict[str, Tensor] = {}
     subject.zero_grad()
     bare = BareGradients({n: p for n, p in tensors.items() if subject.anatomy.part(n).role.trait.bare})
+    conditions = ConditionGradients(subject.model, subject.anatomy)
+    outputs = SplitOutputs(subject.model, {n: p for n, p in tensors.items() if _may_be_split(subject, n)})
     with _unsigned_gradients(subject, unsigned):
-        with bare if bare.vectors else nullcontext():
+        with bare if bare.vectors else nullcontext(), conditions.watching(), outputs.watching():
             loss = subject.loss_everywhere(batch)
-        loss.backward(retain_graph=bool(bare.vectors))  # type: ignore[no-untyped-call]
+        sizes = outputs.sizes(loss)
+        loss.backward(retain_graph=bool(bare.vectors or conditions.given))  # type: ignore[no-untyped-call]
     unsigned |= bare.unsigned()
+    outside = {n: p for n, p in tensors.items() if not subject.anatomy.part(n).role.trait.inside}
+    unsigned |= conditions.unsigned(outside)
     torch._foreach_zero_([p.detach() for p in tensors.values()])  # what the optimizer adds is then exact
     subject.first_step(NO_EPS)
     steps = {name: p.detach() for name, p in tensors.items()}
@@ -305,7 +355,16 @@ def _first_step(subject: Subject, batch: Batch) -> tuple[dict[str, float], dict[
         aligned = unsigned.get(name, p.grad)
         pulls[name] = _pull(p.grad, aligned, steps[name], subject.columns[name])
         squares[name] = _norm(aligned) ** 2 / p.numel()
+        if name in sizes:
+            parts = zip(torch.split(p.grad, sizes[name]), torch.split(steps[name], sizes[name]), strict=True)
+            split[name] = [(len(g), _pull(g, g, step, subject.columns[name])) for g, step in parts]
     return pulls, squares, steps
+
+
+def _may_be_split(subject: Subject, name: str) -> bool:
+    """A matrix of a linear layer in a block. The columns of Hugging Face's Conv1D are its outputs."""
+    module, trait = subject.model.get_submodule(name.rpartition(".")[0]), subject.anatomy.part(name).role.trait
+    return isinstance(module, nn.Linear) and name.endswith(".weight") and trait.inside and trait.matrix
 
 
 def _pull(gradient: Tensor, aligned: Tensor, step: Tensor, column: Column) -> float:
@@ -398,8 +457,9 @@ def _keeper(
     parts = {name: subject.anatomy.part(name) for name in vectors}
     gains = [name for name, part in parts.items() if part.start or part.offset]
 
-    def hook(module: nn.Module, args: object, output: object) -> None:
-        if not isinstance(output, Tensor) or not output.requires_grad:
+    def hook(module: nn.Module, args: object, result: object) -> None:
+        output = first_tensor(result)  # a router returns its logits before what it makes of them
+        if output is None or not output.requires_grad:
             return
         rows = output.movedim(1, -1) if is_convolution(module) else output
         if any(rows.shape[-1] != p.numel() for p in vectors.values()):

@@ -41,11 +41,12 @@ def planted(
     depth: int,
     *,
     std: float = 0.06,
+    example: object = None,
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
     """CompleteP by hand, with one setting of one tensor × (size ratio)^exponent."""
     tensor, setting, axis, exponent = fault
     model = family(width, depth)
-    scaling = parametrize(model, base=lambda: family(*base), rules=COMPLETEP)
+    scaling = parametrize(model, base=lambda: family(*base), rules=COMPLETEP, example=example)
     scaling.init_(std, seed=torch.initial_seed())
     ratio = (width / base[0] if axis == "width" else depth / base[1]) ** exponent
     groups = []
