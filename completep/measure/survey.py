@@ -39,7 +39,7 @@ from completep.measure.tensors import (
 from completep.measure.words import Axis, Progress, quiet
 from completep.rules.table import Rules
 
-NEAR = 0.25  # ρ of the copy that is measured
+NEAR = 0.05  # ρ of the copy that is measured
 # RMS of its logits at the base. The softmax of larger ones is uneven, the less so the wider the model, and where there
 # are few classes this uneven part is most of a gradient that sums over tokens. Training needs logits that can move.
 SMALL, SMALL_TRAINED = 0.02, 1.0
