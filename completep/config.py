@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -137,6 +137,18 @@ def default_head_size(width: int) -> int:
     return next(sizes, 64)
 
 
+def check_multipliers(lr_of: Mapping[str, float]) -> None:
+    """Refuse what no learning rate can be multiplied by. Which roles there are is known to `rules.table`."""
+    if not isinstance(lr_of, Mapping):
+        raise UserError(f"lr_of={lr_of!r:.40} has no roles", fix="give multipliers by role: lr_of={'embedding': 4.0}")
+    for role, times in lr_of.items():
+        if isinstance(times, bool) or not (isinstance(times, (int, float)) and 0 < times < float("inf")):
+            raise UserError(
+                f"lr_of: {str(role)!r:.40} has the multiplier {times!r:.40}: must be a finite number above 0",
+                fix="give a positive number; to freeze parameters, set their requires_grad to False",
+            )
+
+
 @dataclass(frozen=True)
 class Hyperparameters:
     """The hyperparameters tuned at the base. The rules scale them to other sizes."""
@@ -147,8 +159,11 @@ class Hyperparameters:
     eps: float = 1e-16
     beta1: float = 0.9
     beta2: float = 0.95
+    # Multipliers of the learning rate by role, such as {"embedding": 4.0}; 1 for every other role.
+    lr_of: dict[str, float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
+        check_multipliers(self.lr_of)
         for name in ("lr", "std", "weight_decay", "eps"):
             value = getattr(self, name)
             if not (isinstance(value, (int, float)) and 0 <= value < float("inf")):
@@ -225,7 +240,10 @@ class Run:
 
 
 # Fields that were added later. Where they are the defaults they are left out, so older runs keep their identity.
-LATER = ("experts", "active_experts", "expert_width", "shared_experts")
+LATER: dict[type, tuple[str, ...]] = {
+    GPTConfig: ("experts", "active_experts", "expert_width", "shared_experts"),
+    Hyperparameters: ("lr_of",),
+}
 
 
 def plain(value: object) -> dict[str, Any]:
@@ -239,14 +257,20 @@ def _writer() -> "Converter":
     import cattrs
 
     converter = cattrs.Converter()
-    converter.register_unstructure_hook(GPTConfig, _as_before)
+    for kind in LATER:
+        converter.register_unstructure_hook(kind, _as_before)
     return converter
 
 
-def _as_before(model: GPTConfig) -> dict[str, object]:
+def _as_before(value: "GPTConfig | Hyperparameters") -> dict[str, object]:
     """All fields, except for later ones that are the defaults."""
-    kept = (f for f in fields(model) if f.name not in LATER or getattr(model, f.name) != f.default)
-    return {f.name: getattr(model, f.name) for f in kept}
+    later = LATER[type(value)]
+    kept = (f for f in fields(value) if f.name not in later or getattr(value, f.name) != _default(f))
+    return {f.name: getattr(value, f.name) for f in kept}
+
+
+def _default(f: "Field[Any]") -> object:
+    return f.default if f.default_factory is MISSING else f.default_factory()
 
 
 def to_json(value: object) -> str:

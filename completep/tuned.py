@@ -1,6 +1,7 @@
 """tuned.json: what a tuning found, as a file that `plan` and `parametrize` take. Sealed, so that damage is seen."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,6 +52,11 @@ class TunedValues:
         if (tau := self.number("tau")) is not None:
             return tau
         return 1 / (lr * decay * steps) if lr and decay and steps else None
+
+    def lr_of(self, names: Mapping[str, str]) -> dict[str, float]:
+        """The multipliers of learning rates by role; `names` has what a search calls that of each role."""
+        searched = {role: number for role, name in names.items() if (number := self.number(name)) is not None}
+        return {**({} if self.run is None else self.run.hyperparameters.lr_of), **searched}
 
     def __str__(self) -> str:
         values = ", ".join(f"{name} {value.value}" for name, value in self.values.items())

@@ -3,7 +3,10 @@
 import json
 from dataclasses import replace
 
+import pytest
+
 from completep.config import GPTConfig, Hyperparameters, Run, Schedule, run_from_json, run_id, to_json
+from completep.errors import UserError
 
 BEFORE = "3568b72045c9"  # the identity of this run before mixtures of experts were added
 
@@ -18,6 +21,30 @@ def test_a_run_keeps_its_identity_and_its_file():
         not {"experts", "active_experts", "expert_width", "shared_experts"} & json.loads(to_json(run()))["model"].keys()
     )
     assert run_from_json(to_json(run())) == run()
+
+
+def test_a_multiplier_by_role_is_another_run_and_none_is_the_run_of_before():
+    def with_lr_of(lr_of):
+        return replace(run(), hyperparameters=Hyperparameters(1e-3, 0.02, lr_of=lr_of))
+
+    assert run_id(with_lr_of({})) == BEFORE
+    assert "lr_of" not in json.loads(to_json(run()))["hyperparameters"]
+    several = [{"embedding": 4.0}, {"embedding": 2.0}, {"unembedding": 4.0}, {"embedding": 4.0, "unembedding": 2.0}]
+    assert len({run_id(with_lr_of(lr_of)) for lr_of in several} | {BEFORE}) == 5
+    both = {"unembedding": 2.0, "embedding": 4.0}
+    assert run_id(with_lr_of(both)) == run_id(with_lr_of(several[-1]))  # in any order
+    assert run_from_json(to_json(with_lr_of(both))) == with_lr_of(both)
+    assert hash(with_lr_of(both)) == hash(with_lr_of(several[-1]))
+
+
+@pytest.mark.parametrize(
+    "lr_of", [{"embedding": 0}, {"embedding": -1.0}, {"embedding": "4"}, {"embedding": True}, [4.0], 4]
+)
+def test_what_is_no_multiplier_is_refused_in_a_file(lr_of):
+    content = json.loads(to_json(run()))
+    content["hyperparameters"]["lr_of"] = lr_of
+    with pytest.raises(UserError, match=r"run\.json: .*lr_of"):
+        run_from_json(json.dumps(content))
 
 
 def test_a_mixture_is_another_run_and_is_read_again():

@@ -23,11 +23,11 @@ from completep.config import (
     default_head_size,
     run_from_json,
 )
-from completep.errors import UserError, choice
+from completep.errors import UserError, choice, some
 from completep.files import read_text
 from completep.report.document import Document, Json, Part, Table, Text
 from completep.report.result import Result
-from completep.rules.table import Horizon, InDecoder, Role, Rules, as_rules, rules_named
+from completep.rules.table import LR_NAMES, Horizon, Role, Rules, as_rules, decoder_roles, rules_named
 from completep.tuned import TunedValues, is_tuned, read_tuned
 from completep.units import human, parse_quantity
 
@@ -103,16 +103,14 @@ class Plan(Result):
     def roles(self) -> list[RoleSettings]:
         """The resolved optimizer settings of every role that the model has."""
         h, rows = self.run.hyperparameters, []
-        for role in Role:
-            if not _has_role(self.run.model, role):
-                continue
+        for role in decoder_roles(self.run.model):
             rule, trait = self.rules.rule(role), role.trait
             ratios = (self.m_N, self.m_L, 1.0 if trait.fixed_outputs else self.m_N)
             rows.append(
                 RoleSettings(
                     role,
                     h.std * rule.init_std(*ratios) if trait.start == "random" else None,
-                    h.lr * rule.lr(*ratios),
+                    h.lr * rule.lr(*ratios) * h.lr_of.get(role, 1.0),
                     h.weight_decay * rule.weight_decay(*ratios) if trait.decayed else 0.0,
                     h.eps * rule.eps(*ratios),
                 )
@@ -145,6 +143,7 @@ class Plan(Result):
             ("batch", batch, laws["batch"]),
             ("steps", f"{run.schedule.steps}, of which {run.schedule.warmup} warm-up", laws["warm-up"]),
             ("base learning rate η", f"{h.lr:.6g}", laws["learning rate"]),
+            *((f"η of {role}", f"× {times:.6g}", laws[BY_ROLE]) for role, times in h.lr_of.items()),
             ("base init std σ", f"{h.std:.6g}", laws["init std"]),
             ("base weight decay λ", f"{h.weight_decay:.6g}", laws["weight decay"]),
             ("base epsilon ε", f"{h.eps:.6g}", laws["epsilon"]),
@@ -197,15 +196,6 @@ class Plan(Result):
 
 def _gb(value: float) -> str:
     return f"{value / 1e9:.3g} GB"
-
-
-def _has_role(model: GPTConfig, role: Role) -> bool:
-    """Does the decoder have parameters of this role?"""
-    parts: dict[InDecoder, bool] = {
-        "never": False, "always": True, "bias": model.bias, "qk_norm": model.qk_norm, "experts": model.experts > 0,
-        "untied": not model.tied,
-    }  # fmt: skip
-    return parts[role.trait.in_decoder]
 
 
 def plan(
@@ -368,10 +358,11 @@ def _refuse_other_base(base: Shape | None, tuned: Shape) -> None:
 
 
 def _with_tuned(planned: Plan, tuned: TunedValues, open_: list[str]) -> Plan:
-    """Name what comes from tuned.json, and take its epsilon and betas."""
+    """Name what comes from tuned.json, and take its epsilon and betas, and its multipliers by role."""
     names = {"learning rate": ("lr",), "init std": ("std",), "weight decay": ("tau", "weight_decay")}
     names |= {"epsilon": ("eps",), "betas": ("beta1", "beta2")}
     by = f"tuned at {tuned.base.width} × {tuned.base.depth} (transfer {tuned.verdict})"
+    planned = _with_lr_of(planned, tuned.lr_of(LR_NAMES), by)
     from_tuned = [
         law for law in (*open_, "epsilon", "betas") if any(tuned.number(name) is not None for name in names[law])
     ]
@@ -383,10 +374,28 @@ def _with_tuned(planned: Plan, tuned: TunedValues, open_: list[str]) -> Plan:
         )
     if tuned.verdict != "PASS":
         notes.append(f"The transfer of the tuned values is {tuned.verdict}, not PASS: {tuned.why}")
-    settings = ((name, tuned.number(name)) for name in ("eps", "beta1", "beta2"))
-    hyper = replace(planned.run.hyperparameters, **{name: value for name, value in settings if value is not None})
+    h = planned.run.hyperparameters
+    eps, beta1, beta2 = (tuned.number(name) for name in ("eps", "beta1", "beta2"))
+    hyper = replace(
+        h,
+        eps=h.eps if eps is None else eps,
+        beta1=h.beta1 if beta1 is None else beta1,
+        beta2=h.beta2 if beta2 is None else beta2,
+    )
     run = replace(planned.run, hyperparameters=hyper)
     return replace(planned, run=run, laws={**planned.laws, **dict.fromkeys(from_tuned, by)}, notes=tuple(notes))
+
+
+def _with_lr_of(planned: Plan, lr_of: Mapping[str, float], why: str) -> Plan:
+    """With the multipliers of the roles that the planned model has."""
+    present = set(decoder_roles(planned.run.model))
+    kept = {str(role): times for role, times in lr_of.items() if role in present}
+    hyper = replace(planned.run.hyperparameters, lr_of=kept)
+    laws = {**planned.laws, BY_ROLE: why} if kept else planned.laws
+    absent = [f"{role} × {times:.4g}" for role, times in lr_of.items() if role not in present]
+    note = f"Left out, since this model has no such parameter: the learning rate of {some(absent)}."
+    notes = tuple(dict.fromkeys((*planned.notes, note))) if absent else planned.notes
+    return replace(planned, run=replace(planned.run, hyperparameters=hyper), laws=laws, notes=notes)
 
 
 def _check_numbers(**numbers: float | None) -> None:
@@ -398,6 +407,7 @@ def _check_numbers(**numbers: float | None) -> None:
             raise UserError(f"{name}={shown} is implausible (more than {ABSURD[name]:g})", fix="check the number")
 
 
+BY_ROLE = "learning rate by role"  # among the laws, where there are multipliers
 DEFAULT = "the paper's default, not tuned on your model"
 
 
@@ -503,6 +513,7 @@ def replan(
         sequence=sequence or tuned.sequence, lr=lr or h.lr, std=std or h.std, tau=tau or tuned_tau, seed=tuned.seed,
     )  # fmt: skip
     carried = f"transfers from the tuned run ({new.laws['per role']})"
+    new = _with_lr_of(new, h.lr_of, carried)
     laws = dict(new.laws) | {"epsilon": carried, "betas": carried}
     laws |= {name: carried for name, value in (("learning rate", lr), ("init std", std)) if value is None}
     if tau is None:
@@ -544,6 +555,10 @@ def changes(old: Run, new: Run, laws: Mapping[str, str]) -> Iterator[Change]:
         ("batch", old.batch, new.batch, laws["batch"]),
         ("steps", old.schedule.steps, new.schedule.steps, "tokens / batch"),
         ("base lr", a.lr, b.lr, laws.get("learning rate", transfers)),
+        *(
+            (f"lr multiplier, {role}", times, b.lr_of.get(role, 1.0), laws[BY_ROLE] if role in b.lr_of else "left out")
+            for role, times in a.lr_of.items()
+        ),
         ("base init std", a.std, b.std, laws.get("init std", transfers)),
         ("base eps", a.eps, b.eps, laws.get("epsilon", transfers)),
         ("base weight decay", a.weight_decay, b.weight_decay, laws["weight decay"]),

@@ -1,15 +1,15 @@
 """Loss curves over a hyperparameter: does the value tuned at the base stay optimal? From a sweep's losses to a verdict.
 
-At every shape: where the optimum lies, how far it has drifted from the base's (in octaves), and what it costs to use
-the base's value there (regret, in % of the loss), each with an interval over seeds.
+At every shape: where the optimum lies, how far it has drifted from the base's (in octaves, or in steps of a line), and
+what it costs to use the base's value there (regret, in % of the loss), each with an interval over seeds.
 
 The regret is judged first: FAIL where it is above half a percent, PASS where the whole interval is below. The drift is
-judged second, where the regret leaves it open: FAIL where it is above half an octave. So a drift in a flat bowl, which
-costs nothing, is no FAIL. The tests for FAIL are corrected for their number, over shapes and rules, by Holm's method.
-PASS needs no correction, since every shape must pass.
+judged second, where the regret leaves it open: FAIL where it is above half an octave or step. So a drift in a flat
+bowl, which costs nothing, is no FAIL. The tests for FAIL are corrected for their number, over shapes and rules, by
+Holm's method. PASS needs no correction, since every shape must pass.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -37,12 +37,23 @@ from completep.stats import (
     regret_at,
 )
 
-MOST_DRIFT = 0.5  # octaves
+MOST_DRIFT = 0.5  # octaves or steps
 MOST_REGRET = 0.5  # % of the loss
 DIVERGED = 1e100  # a loss that large is as good as infinite, and its mean might be
 LEAST_SEEDS = 2  # one says nothing about the noise
 ERROR = (1 - LEVEL) / 2  # of a FAIL, over all shapes and rules together
 Deeper = Literal["better", "not better", "unclear"]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """How to speak of a place on a curve: the log2 of a value, or the step of a value on a line."""
+
+    unit: Literal["octaves", "steps"] = "octaves"  # of a drift
+    value: Callable[[float], float] = lambda place: float(2**place)  # the value at a place
+
+
+OCTAVES = Axis()
 
 
 @dataclass(frozen=True)
@@ -53,7 +64,7 @@ class ShapeTransfer:
     optimum: float
     optimum_interval: Interval | None
     interior: bool
-    drift: float  # octaves from the base's optimum
+    drift: float  # from the base's optimum, in octaves, or in steps of a line
     drift_interval: Interval | None  # None with one seed
     regret: float  # % of the loss, for using the base's optimum here
     regret_interval: Interval | None
@@ -76,6 +87,7 @@ class Transfer:
     deeper: Deeper | None  # at the transferred value, from seed to seed; None where depth was not varied
     word: Word
     why: str
+    unit: str = OCTAVES.unit  # of the drifts
 
 
 @dataclass(frozen=True)
@@ -83,13 +95,14 @@ class Curve:
     """The losses of one shape, by value and seed, and the bowl through them."""
 
     shape: Shape
-    x: Floats  # log2 of the values
+    x: Floats  # the places of the values: their log2, or their steps
     losses: Floats
     bowl: Bowl | None  # None with fewer than three finite values in a row
+    axis: Axis = OCTAVES
 
     @property
     def place(self) -> float:
-        """log2 of the optimum."""
+        """Of the optimum."""
         return float(self.x[mean_over_seeds(self.losses).argmin()]) if self.bowl is None else self.bowl.place
 
     @property
@@ -119,11 +132,15 @@ class Comparison:
         return (1.0 if self.regret is None else self.regret.beyond(np.log1p(MOST_REGRET / 100))), drift
 
 
-def judge_transfer(frame: pl.DataFrame, hyperparameter: str = "lr", base: Shape | None = None) -> list[Transfer]:
-    """A verdict for every parameterization in the frame."""
+def judge_transfer(
+    frame: pl.DataFrame, hyperparameter: str = "lr", base: Shape | None = None, axes: Mapping[str, Axis] | None = None
+) -> list[Transfer]:
+    """A verdict for every parameterization in the frame. `axes` has those whose column is not the values themselves."""
     frame = usable(frame, hyperparameter)
     rules = frame["rules"].unique(maintain_order=True).to_list()
-    families = {r: _curves(frame.filter(pl.col("rules") == r), hyperparameter) for r in rules}
+    families = {
+        r: _curves(frame.filter(pl.col("rules") == r), hyperparameter, (axes or {}).get(r, OCTAVES)) for r in rules
+    }
     starts = {r: _start(curves, base) for r, curves in families.items()}
     comparisons = {
         r: [compare(starts[r], c) for c in curves.values() if c is not starts[r]] for r, curves in families.items()
@@ -142,12 +159,12 @@ def judge_transfer(frame: pl.DataFrame, hyperparameter: str = "lr", base: Shape 
     ]
 
 
-def _curves(frame: pl.DataFrame, hyperparameter: str) -> dict[Shape, Curve]:
+def _curves(frame: pl.DataFrame, hyperparameter: str, axis: Axis) -> dict[Shape, Curve]:
     seeds = frame["seed"].unique().sort().to_list() if "seed" in frame.columns else None
     curves = {}
     for key, part in sorted(frame.partition_by(["width", "depth"], as_dict=True).items()):
         x, losses = curve(part, hyperparameter, seeds)
-        curves[Shape(*key)] = Curve(Shape(*key), x, losses, fit_bowl(x, losses))
+        curves[Shape(*key)] = Curve(Shape(*key), x, losses, fit_bowl(x, losses), axis)
     return curves
 
 
@@ -223,16 +240,16 @@ def _word(
     c: Comparison, drifts: Interval | None, regrets: Interval | None, cost: float, p_regret: float, p_drift: float
 ) -> tuple[Word, str]:
     """The regret first, the drift second."""
-    bowl, x, base = c.here.bowl, c.here.x, c.base.place
+    bowl, x, base, axis = c.here.bowl, c.here.x, c.base.place, c.here.axis
     if not np.isfinite(mean_over_seeds(c.here.losses)).any():
         return "INCONCLUSIVE", "every run diverged: add smaller values"
     if bowl is None:
         return "INCONCLUSIVE", "fewer than three neighbouring values ended in a finite loss: add some"
     if not x[0] <= base <= x[-1]:
-        return "INCONCLUSIVE", f"the base's optimum {2**base:.3g} lies outside the values tried here: add it"
+        return "INCONCLUSIVE", f"the base's optimum {axis.value(base):.3g} lies outside the values tried here: add it"
     if drifts is None:
         return "INCONCLUSIVE", "one seed says nothing about the noise: add seeds"
-    moved = f"the optimum drifts by {c.here.place - base:+.2f} octaves" + (" at least" if bowl.edge else "")
+    moved = f"the optimum drifts by {c.here.place - base:+.2f} {axis.unit}" + (" at least" if bowl.edge else "")
     if p_regret <= ERROR:
         return (
             "FAIL",
@@ -245,7 +262,7 @@ def _word(
         return "FAIL", moved
     if bowl.edge:
         side = "smaller" if bowl.origin == x[0] else "larger"
-        return "INCONCLUSIVE", f"the best value {2**bowl.origin:.3g} is the last one tried: add {side} values"
+        return "INCONCLUSIVE", f"the best value {axis.value(bowl.origin):.3g} is the last one tried: add {side} values"
     return "INCONCLUSIVE", "the interval exceeds the allowed range: add seeds"
 
 
@@ -258,8 +275,9 @@ def _transfer(
     ladder = [curves[s] for s in sorted(curves, key=lambda s: s.depth) if s.width == base.shape.width]
     deeper = deeper_is(ladder, base.place)
     return Transfer(
-        rules, hyperparameter, base.shape, 2**base.place, interval, height, tuple(shapes), deeper, word, why
-    )
+        rules, hyperparameter, base.shape, 2**base.place, interval, height, tuple(shapes), deeper, word, why,
+        base.axis.unit,
+    )  # fmt: skip
 
 
 def _whole(shapes: Sequence[ShapeTransfer], base: Curve) -> tuple[Word, str]:
@@ -268,7 +286,8 @@ def _whole(shapes: Sequence[ShapeTransfer], base: Curve) -> tuple[Word, str]:
     if base.bowl is None:
         return "INCONCLUSIVE", "fewer than three neighbouring values ended in a finite loss at the base: add some"
     if base.bowl.edge:
-        return "INCONCLUSIVE", f"the base's best value {2**base.place:.3g} is the last one tried: extend the range"
+        best = base.axis.value(base.place)
+        return "INCONCLUSIVE", f"the base's best value {best:.3g} is the last one tried: extend the range"
     words: tuple[Word, ...] = ("FAIL", "INCONCLUSIVE")
     for word in words:
         if (worst := next((s for s in shapes if s.word == word), None)) is not None:

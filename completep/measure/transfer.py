@@ -64,7 +64,7 @@ def transfer_table(transfers: Sequence[Transfer]) -> Table:
             rows.append(
                 {
                     "rules": rules, "shape": f"{s.shape.width} × {s.shape.depth}", f"best {name}": s.optimum,
-                    "drift, octaves": _with_interval(s.drift, s.drift_interval),
+                    f"drift, {t.unit}": _with_interval(s.drift, s.drift_interval),
                     "regret, %": _with_interval(s.regret, s.regret_interval), "loss there": s.loss,
                     "verdict": f"{s.word}: {s.why}" if s.why else s.word,
                 }

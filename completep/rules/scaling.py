@@ -22,7 +22,17 @@ from completep.rules import multipliers
 from completep.rules.explain import Explanation, Row, summary
 from completep.rules.fold import Optimizers, Schedulers, move
 from completep.rules.multipliers import Multiplier, Style
-from completep.rules.table import Column, Folded, Role, Rule, Rules, known_rules, optimizer_kind
+from completep.rules.table import (
+    LR_NAMES,
+    Column,
+    Folded,
+    Role,
+    Rule,
+    Rules,
+    check_lr_of,
+    known_rules,
+    optimizer_kind,
+)
 from completep.rules.weights import Origin, as_constructed, is_loaded, is_sharded, mark_initialised, whole
 from completep.tuned import TunedValues
 
@@ -220,13 +230,15 @@ class Scaling:
         eps: float | None = None,
         optimizer: str | type[torch.optim.Optimizer] = "adamw",
         roles: Collection[Role] | None = None,
+        lr_of: Mapping[str, float] | None = None,
     ) -> list[dict[str, object]]:
         """Groups for a torch optimizer, one per distinct setting.
 
         Each group has its `lr`, `weight_decay` and `eps`, the factor `lr_scale` (lr = lr_scale × the base lr), and the
         `roles` and `names` in it. Schedulers that multiply keep the ratios. OneCycleLR and CyclicLR assign learning
-        rates, so give them `max_lr=[g["lr"] for g in optimizer.param_groups]`. What you leave out is the tuned value,
-        if `parametrize` was given one; otherwise there is no weight decay, and `eps` is the optimizer's own.
+        rates, so give them `max_lr=[g["lr"] for g in optimizer.param_groups]`. `lr_of` multiplies the learning rates of
+        roles, at every size: {"embedding": 4.0}. What you leave out is the tuned value, if `parametrize` was given one;
+        otherwise there is no weight decay and no such multiplier, and `eps` is the optimizer's own.
         """
         kind = optimizer_kind(optimizer)
         lr, weight_decay = self._base_values(lr, weight_decay)
@@ -238,6 +250,7 @@ class Scaling:
             raise UserError(f"{optimizer!r} has no eps that the rules scale", fix="leave eps out")
         eps = _check("eps", eps) if eps is not None else kind.eps
         wanted = self._roles(roles, kind.column)
+        times = self._lr_multipliers(lr_of, wanted)
         tensors = dict(self.tensors())
         settings: dict[tuple[float, ...], dict[str, float]] = {}
         members: dict[tuple[float, ...], list[str]] = {}
@@ -249,7 +262,8 @@ class Scaling:
                 what = f"Muon takes matrices only; '{name}' has shape {tuple(parameter.shape)}"
                 raise UserError(what, fix="give its role to AdamW")
             f = self.settings(name, kind.column)
-            setting = {"lr": lr * f.lr, "weight_decay": weight_decay * f.weight_decay, "lr_scale": f.lr}
+            k = times.get(r.role, 1.0)
+            setting = {"lr": lr * f.lr * k, "weight_decay": weight_decay * f.weight_decay, "lr_scale": f.lr * k}
             if eps is not None:
                 setting["eps"] = eps * f.eps
             # c is not a setting, but it is part of the key: fold() must be able to change whole groups.
@@ -278,6 +292,21 @@ class Scaling:
             )
         decay = 0.0 if weight_decay is None else weight_decay
         return _check("lr", lr), _check("weight_decay", decay)
+
+    def _lr_multipliers(self, lr_of: Mapping[str, float] | None, wanted: set[Role]) -> Mapping[str, float]:
+        """By role: what was given, or else what was tuned. Tuned ones may belong to the groups of another optimizer."""
+        present = {r.role for r in self.parameters.values()}
+        if lr_of is not None:
+            check_lr_of(lr_of, present & wanted)
+            return lr_of
+        tuned = {} if self.tuned is None else self.tuned.lr_of(LR_NAMES)
+        if absent := [str(role) for role in tuned if role not in present]:
+            raise UserError(
+                f"a multiplier of the learning rate was tuned for {some(absent)}, a role that this model does not have",
+                fix="give the multipliers that you want: param_groups(lr_of={…}), or lr_of={} for none",
+            )
+        check_lr_of(tuned, present)
+        return tuned
 
     def _warn_of_constructor_weights(self, tensors: Mapping[str, Tensor]) -> None:
         """Weights that neither `init_` nor a checkpoint has filled do not have the table's starting size."""

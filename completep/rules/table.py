@@ -11,12 +11,13 @@ Rows that are not in the paper are in the same table, with their source.
 """
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 from typing import Literal
 
+from completep.config import GPTConfig, check_multipliers
 from completep.errors import UserError
 
 TABLE_1 = "CompleteP, Table 1"
@@ -111,6 +112,28 @@ TRAITS: Mapping[Role, Trait] = {
     ),
     Role.UNEMBEDDING_BIAS: Trait("fixed", acts_on="logits"),
 }
+
+# What a search, tuned.json and a table's columns call the multiplier of a role's learning rate: lr_of_hidden_weight.
+LR_NAMES = {str(role): "lr_of_" + role.lower().replace(" ", "_") for role in Role}
+
+
+def decoder_roles(model: GPTConfig) -> tuple[Role, ...]:
+    """The roles of the reference decoder's parameters."""
+    there: Mapping[InDecoder, bool] = {
+        "never": False, "always": True, "bias": model.bias, "qk_norm": model.qk_norm, "experts": model.experts > 0,
+        "untied": not model.tied,
+    }  # fmt: skip
+    return tuple(role for role in Role if there[role.trait.in_decoder])
+
+
+def check_lr_of(lr_of: Mapping[str, float], roles: Collection[Role]) -> None:
+    """Refuse a multiplier that would have no effect, since no parameter has its role."""
+    check_multipliers(lr_of)
+    for name in lr_of:
+        if name not in roles:
+            known = ", ".join(f"'{role}'" for role in Role if role in roles)
+            what = f"lr_of: no parameter here has the role {str(name)!r:.40}"
+            raise UserError(what, fix=f"the roles here are {known}")
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,7 @@ class Training:
     def describe(self) -> str:
         run, h = self.run, self.run.hyperparameters
         settings = f"lr {power(h.lr)}, std {h.std:g}, wd {h.weight_decay:.2g}, eps {h.eps:g}, seed {run.seed}"
+        settings += "".join(f", {role} lr × {times:g}" for role, times in h.lr_of.items())
         return f"{run.rules} {run.model.width} × {run.model.depth}, {settings}"
 
     def carry_out(self, folder: Path, lock: int, on_record: "Callable[[Record], None]" = unseen) -> None:
@@ -113,7 +114,10 @@ class Training:
 
 
 def canonical(run: Run) -> Run:
-    """The same run under the simplest rules and base that give the same numbers."""
+    """The same run under the simplest rules and base, and with the fewest multipliers, that give the same numbers."""
+    if 1 in (lr_of := run.hyperparameters.lr_of).values():
+        kept = {role: times for role, times in lr_of.items() if times != 1}
+        run = replace(run, hyperparameters=replace(run.hyperparameters, lr_of=kept))
     shape = Shape(run.model.width, run.model.depth)
     rules = _simplest(run.rules, shape.width != run.base.width, shape.depth != run.base.depth)
     # Rules without a factor along an axis do not depend on where the base was on it.

@@ -26,7 +26,7 @@ from completep.errors import UserError
 from completep.model.gpt import GPT
 from completep.rules.parametrize import parametrize
 from completep.rules.scaling import Scaling
-from completep.rules.table import rules_named
+from completep.rules.table import check_lr_of, decoder_roles, rules_named
 from completep.train import speed
 from completep.train.checkpoint import Checkpoints, Manifest, barrier
 from completep.train.distributed import World, agree, join, mean, shard, syncing
@@ -56,6 +56,7 @@ def train(
     """Train a run, or resume it, and return its result."""
     speed.tune_process()
     world = join(how.parallel)
+    check_lr_of(run.hyperparameters.lr_of, decoder_roles(run.model))
     corpus = open_corpus(run.data)
     run = replace(run, data=replace(run.data, sha256=corpus.sha256))
     if (done := finished(folder, run)) is not None:
@@ -91,7 +92,7 @@ def train_claimed(
     elif isinstance(model, GPT) and how.precision != "bf16":
         fuse(model, run.sequence)
     h = run.hyperparameters
-    groups = scaling.param_groups(h.lr, weight_decay=h.weight_decay, eps=h.eps)
+    groups = scaling.param_groups(h.lr, weight_decay=h.weight_decay, eps=h.eps, lr_of=h.lr_of)
     optimizer = torch.optim.AdamW(groups, betas=(h.beta1, h.beta2), fused=True)
     base_lrs = [group["lr"] for group in optimizer.param_groups]
     checkpoints = Checkpoints(folder / CHECKPOINTS, how.keep, tell)

@@ -9,7 +9,7 @@ import polars as pl
 
 from completep.config import Run, Shape
 from completep.errors import UserError, choice
-from completep.measure.curves import Transfer, judge_transfer
+from completep.measure.curves import Axis, Transfer, judge_transfer
 from completep.rules.table import rules_named
 from completep.sweep.backends import EngineName, make_backend
 from completep.sweep.conduct import Conducted, Watcher, conduct, nobody
@@ -168,9 +168,14 @@ def judge(
     ]
     columns = ("rules", "width", "depth", "place", "seed", "loss")
     frame = pl.concat([line.select(columns) for line in lines]) if lines else None
-    judged = judge_transfer(frame, "place", base) if frame is not None else []
+    axes = {d.name: axis_of(d) for d in bowls}
+    judged = judge_transfer(frame, "place", base, axes) if frame is not None else []
     named = {t.rules: replace(t, rules=tuning.rules, hyperparameter=t.rules) for t in judged}
     return tuple(named[d.name] if d in bowls else judge_choice(line_of(runs, d, point), d, base) for d in dimensions)
+
+
+def axis_of(d: Dimension) -> Axis:
+    return Axis("octaves" if d.on_octaves else "steps", lambda place: d.at(2**place))
 
 
 def fitness(tuning: Tuning, values: Mapping[str, Value], run: Run | None) -> str:

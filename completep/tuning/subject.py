@@ -9,8 +9,9 @@ from typing import Protocol
 
 from completep.compute.plan import weight_decay
 from completep.config import Hyperparameters, Run, Schedule, Shape
-from completep.errors import UserError, some
+from completep.errors import UserError
 from completep.load import load_factory
+from completep.rules.table import LR_NAMES, decoder_roles
 from completep.sweep.task import Task, Value
 from completep.sweep.training import Training
 from completep.tuning.decoder import Decoder
@@ -168,7 +169,12 @@ class DecoderSubject:
     constants: Mapping[str, Value]
     ranks: int = 1
 
-    NAMES = (*(f.name for f in fields(Hyperparameters)), "tau", "warmup", "steps", "batch")
+    NUMBERS = tuple(f.name for f in fields(Hyperparameters) if f.name != "lr_of")
+
+    @property
+    def multipliers(self) -> dict[str, str]:
+        """Of the learning rates of the roles that the model has: name → role."""
+        return {LR_NAMES[role]: str(role) for role in decoder_roles(self.run.model)}
 
     @property
     def scripts(self) -> Hashes:
@@ -181,11 +187,15 @@ class DecoderSubject:
         return self.describe()
 
     def check(self, dimensions: Sequence[Dimension], shapes: Sequence[Shape], seeds: int) -> None:
+        names, by_role = [*self.NUMBERS, "tau", "warmup", "steps", "batch"], list(self.multipliers)
         for name in (*(d.name for d in dimensions), *self.constants):
-            if name not in self.NAMES:
-                raise UserError(f"the decoder has no setting {name!r}", fix=f"it has {some(list(self.NAMES), 12)}")
+            if name not in (*names, *by_role):
+                known = ", ".join(by_role if name.startswith("lr_of") else [*names, by_role[0], "…"])
+                raise UserError(f"the decoder has no setting {name!r}", fix=f"it has {known}")
+        first = {d.name: d.values[0] for d in dimensions}
         for shape in shapes:
-            self.at(shape, {d.name: d.values[0] for d in dimensions}, 0)
+            for point in ({**first, d.name: value} for d in dimensions for value in d.values):
+                self.at(shape, point, 0)
 
     def task(self, shape: Shape, values: Mapping[str, Value], seed: int) -> Task:
         return Decoder(Training.of(self.at(shape, values, seed), ranks=self.ranks))
@@ -193,17 +203,19 @@ class DecoderSubject:
     def at(self, shape: Shape, values: Mapping[str, Value], seed: int) -> Run:
         run, chosen = self.run, {**self.constants, **values}
         steps = _whole("steps", chosen.get("steps", run.schedule.steps))
-        warmup = float(chosen.get("warmup", run.schedule.warmup / run.schedule.steps))
+        warmup = _number("warmup", chosen.get("warmup", run.schedule.warmup / run.schedule.steps))
         if not 0 <= warmup <= 1:
             raise UserError(f"warmup={warmup:g} is not a share of the steps", fix="give numbers from 0 to 1")
+        lr_of = {role: _number(name, chosen[name]) for name, role in self.multipliers.items() if name in chosen}
         hyper = replace(
             run.hyperparameters,
-            **{f.name: float(chosen[f.name]) for f in fields(Hyperparameters) if f.name in chosen},
+            **{name: _number(name, chosen[name]) for name in self.NUMBERS if name in chosen},
+            lr_of={**run.hyperparameters.lr_of, **lr_of},
         )
         if "tau" in chosen:
             if "weight_decay" in chosen:
                 raise UserError("tau and weight_decay set the same thing", fix="give one of them")
-            hyper = replace(hyper, weight_decay=weight_decay(float(chosen["tau"]), hyper.lr, steps))
+            hyper = replace(hyper, weight_decay=weight_decay(_number("tau", chosen["tau"]), hyper.lr, steps))
         return replace(
             run,
             model=replace(run.model, width=shape.width, depth=shape.depth),
@@ -212,6 +224,12 @@ class DecoderSubject:
             batch=_whole("batch", chosen.get("batch", run.batch)),
             seed=seed,
         )
+
+
+def _number(name: str, value: Value) -> float:
+    if not isinstance(value, (int, float)):
+        raise UserError(f"{name}={value!r}: must be a number", fix=f"give a number for {name}")
+    return float(value)
 
 
 def _whole(name: str, value: Value) -> int:

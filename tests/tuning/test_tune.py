@@ -20,7 +20,7 @@ import pytest
 import completep as cp
 from completep.cli import main
 from completep.errors import UserError
-from completep.tuned import read_tuned
+from completep.tuned import TunedValue, TunedValues, read_tuned
 from completep.tuning.again import command_of, engine_words
 from completep.tuning.record import record_path
 from completep.tuning.run import tune_plan, tune_status, tuning_of
@@ -254,6 +254,49 @@ def test_the_decoder_is_tuned_and_planned_from(tmp_path, capsys):
 
 
 @pytest.mark.slow
+def test_a_multiplier_of_one_role_is_tuned_planned_and_parametrized_with(tmp_path, capsys):
+    from completep.model.gpt import GPT
+
+    (tmp_path / "tune.toml").write_text(
+        'model = "gpt"\nbase = [32, 2]\nproxies = [[32, 4]]\nseeds = 1\n'
+        '[space]\nlr_of_embedding = "2^-3..2^3:3"\n[set]\nsteps = 10\nlr_of_hidden_weight = 0.5\n'
+    )
+    assert main(["tune", str(tmp_path / "tune.toml"), "--out", str(tmp_path), "--json"]) in (0, 3)
+    answer = json.loads(capsys.readouterr().out)
+    best = answer["values"]["lr_of_embedding"]["value"]
+    found = read_tuned(tmp_path / "tuned.json")
+    assert found.values["lr_of_embedding"].value == best
+    assert found.run.hyperparameters.lr_of == {"embedding": best, "hidden weight": 0.5}
+    runs = [json.loads(p.read_text()) for p in (tmp_path / "store").glob("*/run.json")]
+    tried = {r["hyperparameters"]["lr_of"].get("embedding", 1.0) for r in runs}
+    assert tried == {0.125, 1.0, 8.0}
+    assert {r["hyperparameters"]["lr_of"]["hidden weight"] for r in runs} == {0.5}
+    losses = {json.loads(p.read_text())["validation_loss"] for p in (tmp_path / "store").glob("*/result.json")}
+    assert len(losses) == len(runs) == 6
+
+    plan = cp.plan(width=64, depth=8, tuned=tmp_path / "tuned.json")
+    assert plan.run.hyperparameters.lr_of == {"embedding": best, "hidden weight": 0.5}
+    assert plan.laws["learning rate by role"].startswith("tuned at 32 × 2")
+    base = replace(plan.run.model, width=32, depth=2)
+    with pytest.warns(UserWarning, match="INCONCLUSIVE"):  # one seed
+        scaling = cp.parametrize(GPT(plan.run.model), base=lambda: GPT(base), tuned=found).init_()
+    rates = {role: g["lr"] for g in scaling.param_groups(0.01) for role in g["roles"]}
+    plain = {role: g["lr"] for g in scaling.param_groups(0.01, lr_of={}) for role in g["roles"]}
+    times = {"embedding": best, "hidden weight": 0.5}
+    assert rates == {role: lr * times.get(role, 1.0) for role, lr in plain.items()}
+
+
+def test_multipliers_of_a_tuned_script_are_planned_with(tmp_path):
+    values = {"lr": TunedValue(0.01), "lr_of_embedding": TunedValue(3.0), "lr_of_QK": TunedValue(2.0)}
+    found = TunedValues(values, cp.Shape(32, 2), "completep", "PASS", "", [], "x", constants={"lr_of_qk_norm": 5.0})
+    plan = cp.plan(width=64, depth=8, head_size=16, tuned=found)
+    assert plan.run.hyperparameters.lr_of == {"embedding": 3.0}
+    assert [note for note in plan.notes if "QK norm × 5" in note]
+    rates = {str(s.role): s.lr for s in plan.roles()}
+    assert rates["embedding"] == 3 * rates["unembedding"] == 0.03
+
+
+@pytest.mark.slow
 def test_tuned_values_are_planned_and_parametrized_with(tmp_path):
     import torch
 
@@ -413,6 +456,15 @@ def test_what_cannot_work_is_refused_before_anything_runs(tmp_path, change, said
         (["--model", "gpt", "--space", "lr=1..4", "--rules", "foo"], "fix: use sp"),
         (["--model", "gpt", "--space", "lr=1..4", "--ranks", "0"], "fix: give a positive ranks"),
         (["--model", "gpt", "--space", "warmup=0.5..4"], "warmup=2 is not a share of the steps"),
+        (["--model", "gpt", "--space", "lr=1..4", "std=0.1,b"], "std='b': must be a number fix: give a number for std"),
+        (["--model", "gpt", "--space", "lr=1..4", "--set", "tau=b"], "tau='b': must be a number"),
+        (["--model", "gpt", "--space", "lr_of_router=1..4"], "fix: it has lr_of_embedding, lr_of_hidden_weight, lr_of"),
+        (["--model", "gpt", "--space", "lr.embedding=1..4"], "fix: use letters, digits and underscores"),
+        (["--model", "gpt", "--space", "lr_of_embedding=0..4:linear"], "multiplier 0.0: must be a finite number above"),
+        (
+            ["--model", "gpt", "--space", "rate=1..4"],
+            "fix: it has lr, std, weight_decay, eps, beta1, beta2, tau,",
+        ),
         (["--model", "gpt", "--space", "lr=1..4", "--slurm", "partition=x"], "partition is for SLURM"),
         (
             ["--model", "gpt", "--space", "lr=1..4", "--per-gpu", "2", "--engine", "ray"],
