@@ -435,13 +435,20 @@ def make_optimizers(scaling: Scaling, setting: Setting) -> tuple[torch.optim.Opt
     lr, decay = setting.lr, setting.weight_decay
     if setting.optimizer == "sgd":
         return (torch.optim.SGD(scaling.param_groups(lr, weight_decay=decay, optimizer="sgd")),)
-    hidden = list(COMPLETEP.columns[Column.MUON]) if setting.optimizer == "muon" else []
+    hidden = _roles_for_muon(scaling) if setting.optimizer == "muon" else []
     others = [role for role in Role if role not in hidden]
     groups = scaling.param_groups(lr, weight_decay=decay, eps=setting.eps, roles=others)
     adamw = torch.optim.AdamW(groups, betas=paper.BETAS, fused=True)
     if not hidden:
         return (adamw,)
     return torch.optim.Muon(scaling.param_groups(lr, weight_decay=decay, optimizer="muon", roles=hidden)), adamw
+
+
+def _roles_for_muon(scaling: Scaling) -> list[Role]:
+    """Those of its column. Experts that are stacked in one tensor are left to AdamW."""
+    routed = {name: r.role for name, r in scaling.parameters.items() if r.role.trait.routed}
+    stacked = {role for name, role in routed.items() if not scaling.is_one_expert(name)}
+    return [role for role in COMPLETEP.columns[Column.MUON] if role not in stacked]
 
 
 def plain_adamw(model: nn.Module, setting: Setting) -> torch.optim.AdamW:

@@ -258,9 +258,8 @@ class Scaling:
             r = self.parameters[name]
             if r.role not in wanted or not parameter.requires_grad:
                 continue
-            if kind.column is Column.MUON and parameter.dim() != 2:
-                what = f"Muon takes matrices only; '{name}' has shape {tuple(parameter.shape)}"
-                raise UserError(what, fix="give its role to AdamW")
+            if kind.column is Column.MUON:
+                self._refuse_what_muon_cannot_take(name, parameter)
             f = self.settings(name, kind.column)
             k = times.get(r.role, 1.0)
             setting = {"lr": lr * f.lr * k, "weight_decay": weight_decay * f.weight_decay, "lr_scale": f.lr * k}
@@ -341,7 +340,25 @@ class Scaling:
             if not isinstance(role, Role):
                 what = f"roles: {role!r} is not a Role"
                 raise UserError(what, fix="use " + ", ".join(f"Role.{r.name}" for r in Role))
+        if roles is None and column is Column.MUON:  # experts only if asked for: AdamW may have them already
+            return {role for role in known if not role.trait.routed}
         return set(known) if roles is None else set(roles)
+
+    def is_one_expert(self, name: str) -> bool:
+        """True if a parameter is one matrix of one expert, in a list of them."""
+        r, stack = self.parameters[name], self.anatomy.stack_of(name)
+        listed = stack is not None and stack.expert(name) is not None
+        return r.role.trait.routed and listed and len(r.shape) == 2
+
+    def _refuse_what_muon_cannot_take(self, name: str, parameter: Tensor) -> None:
+        """Muon orthogonalises the step of one matrix. Several in one tensor would be taken for one."""
+        role, shape = self.parameters[name].role, tuple(parameter.shape)
+        fix = f"leave Role.{role.name} out of Muon's roles and add it to AdamW's: param_groups(..., roles=[...])"
+        if role.trait.routed and not self.is_one_expert(name):
+            what = f"Muon takes one matrix per tensor; '{name}', of shape {shape}, holds those of several experts"
+            raise UserError(what, fix=f"{fix}; or keep the experts in a list of modules")
+        if parameter.dim() != 2:
+            raise UserError(f"Muon takes matrices only; '{name}' has shape {shape}", fix=fix)
 
     def grad_norm(self) -> Tensor:
         """The global gradient norm in unfolded coordinates: the same number in both styles."""

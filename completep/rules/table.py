@@ -360,8 +360,12 @@ def _sgd(a: float) -> dict[Role, Rule]:
 
 def _muon(a: float) -> dict[Role, Rule]:
     """An orthogonalised step × sqrt(fan_out / fan_in) has the right size at any width; only a depth factor remains."""
-    source = "derived: spectral step × sqrt(fan_out/fan_in)"
-    return {Role.HIDDEN: Rule(init_std=Power(width=-1 / 2), lr=Power(depth=a - 1), source=source)}
+    hidden = Rule(
+        init_std=Power(width=-1 / 2), lr=Power(depth=a - 1), source="derived: spectral step × sqrt(fan_out/fan_in)"
+    )
+    # The step of one expert does not depend on the size of its gradient, so the number of experts has no factor.
+    expert = replace(hidden, source="derived: a hidden weight, orthogonalised expert by expert; measured by check")
+    return {Role.HIDDEN: hidden, Role.EXPERT: expert}
 
 
 def alpha(a: float) -> Rules:

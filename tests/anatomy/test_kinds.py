@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from completep import Role, UserError, parametrize
-from tests.anatomy.parts import Model, Plain, RoutedBlock
+from tests.anatomy.parts import Flat, Model, Plain, RoutedBlock, flat_block
 from tests.rules.training import logits, tokens, worst
 
 
@@ -289,54 +289,12 @@ def test_experts_in_a_list_whose_gates_do_not_add_up_to_one():
     assert same_in_both_styles([Block] * 4, [Block] * 2) < 1e-5
 
 
-class Flat(nn.Module):
-    """Experts stored one after the other in two axes."""
-
-    count = 4
-
-    def __init__(self, width):
-        super().__init__()
-        self.up = nn.Parameter(torch.randn(self.count * width, width) / 8)
-        self.down = nn.Parameter(torch.randn(self.count * width, width) / 8)
-
-    def forward(self, x: Tensor, share: Tensor, chosen: Tensor) -> Tensor:
-        size = (self.count, -1, x.shape[-1])
-        rows = x.flatten(0, 1).expand(self.count, -1, -1)
-        made = torch.bmm(F.silu(torch.bmm(rows, self.up.view(size).mT)), self.down.view(size))
-        weights = torch.zeros(*x.shape[:-1], self.count).scatter(-1, chosen, share).flatten(0, 1)
-        return (made * weights.T[..., None]).sum(0).view_as(x)
-
-
 class FlatSlices(Flat):
     def forward(self, x: Tensor, share: Tensor, chosen: Tensor) -> Tensor:
         y = torch.zeros_like(x)
         for i, (up, down) in enumerate(zip(self.up.chunk(self.count), self.down.chunk(self.count), strict=True)):
             y = y + (share * (chosen == i)).sum(-1, keepdim=True) * (F.silu(x @ up.T) @ down)
         return y
-
-
-def flat_block(kind, experts):
-    class Kind(kind):
-        count = experts
-
-    class Mixture(nn.Module):
-        def __init__(self, width):
-            super().__init__()
-            self.router, self.experts = nn.Linear(width, experts, bias=False), Kind(width)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.experts(x, *self.router(x).softmax(-1).topk(2, -1))
-
-    class FlatBlock(Plain):
-        def __init__(self, width):
-            super().__init__(width)
-            self.norm2, self.mixture = nn.LayerNorm(width), Mixture(width)
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = x + self.branch(x)
-            return x + self.mixture(self.norm2(x))
-
-    return FlatBlock
 
 
 @pytest.mark.parametrize("kind", [Flat, FlatSlices])

@@ -59,7 +59,7 @@ SGD = {
     "unembedding": ("1", "N", "1/N", "1"),
     "unembedding bias": ("1", "1", "1", "1"),
 }
-MUON = {"hidden weight": ("N**-0.5", "L**(a-1)", "1", "1")}
+MUON = dict.fromkeys(("hidden weight", "expert weight"), ("N**-0.5", "L**(a-1)", "1", "1"))
 
 ratios = st.floats(0.1, 100)
 alphas = st.floats(0.5, 1)
