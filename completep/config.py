@@ -164,6 +164,7 @@ class Hyperparameters:
 
     def __post_init__(self) -> None:
         check_multipliers(self.lr_of)
+        object.__setattr__(self, "lr_of", dict(self.lr_of))  # not the caller's, who may change it
         for name in ("lr", "std", "weight_decay", "eps"):
             value = getattr(self, name)
             if not (isinstance(value, (int, float)) and 0 <= value < float("inf")):

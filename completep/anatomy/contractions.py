@@ -11,7 +11,8 @@ from torch.autograd.graph import Node
 from torch.overrides import TorchFunctionMode
 
 PRODUCTS = ("matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv", "addmm", "baddbmm", "grouped_mm", "_grouped_mm")
-DIVIDES = ("div", "__truediv__", "divide")
+DIVIDES = ("div", "__truediv__", "divide", "true_divide")
+NEGATES = ("neg", "__neg__", "negative")
 SCALES = ("mul", "__mul__", "__rmul__", "multiply", *DIVIDES)
 GROUPED = ("grouped_mm", "_grouped_mm")  # the first axis of the second operand counts matrices, for rows of the first
 ONE_RANK = 1e-3  # a second singular value below this, relative to the first, is rounding
@@ -132,18 +133,19 @@ class Contractions(TorchFunctionMode):
             several[key].added = not routed and _added_up(gradients, several[key].count)
 
 
-@torch.no_grad()
-def constant_factor(operation: str, args: Sequence[Any], operand: Tensor) -> float | None:
+def constant_factor(operation: str, args: Sequence[object], operand: Tensor) -> float | None:
     """What an operation multiplies all entries of an operand by; None if it does something else."""
+    if operation in NEGATES:
+        return -1.0
     others = [a for a in args if a is not operand]
-    if operation not in SCALES or len(others) != 1 or (isinstance(others[0], Tensor) and others[0].requires_grad):
+    if operation not in SCALES or len(others) != 1 or (operation in DIVIDES and args[0] is not operand):
         return None
-    if isinstance(others[0], Tensor) and others[0].numel() != 1:
+    other = others[0]
+    if isinstance(other, Tensor) and not other.requires_grad and other.numel() == 1:
+        other = other.item()
+    if not isinstance(other, (int, float)) or (operation in DIVIDES and other == 0):
         return None
-    divides = operation in DIVIDES
-    if divides and args[0] is not operand:
-        return None
-    return 1 / float(others[0]) if divides else float(others[0])
+    return 1 / other if operation in DIVIDES else float(other)
 
 
 @dataclass(frozen=True)

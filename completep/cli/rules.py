@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from completep.cli.shared import EXIT, RulesName, Style, Target, Words, models, rules_from, show
+from completep.cli.shared import EXIT, RulesName, Style, Target, Words, models, multipliers, rules_from, show
 from completep.errors import UserError
 
 
@@ -18,6 +18,7 @@ def explain(
     weight_decay: float = 1.0,
     eps: float = 1.0,
     std: float = 1.0,
+    lr_of: Words = (),
     json: bool = False,
     html: Path | None = None,
 ) -> int:
@@ -37,6 +38,7 @@ def explain(
         weight_decay: tuned base weight decay.
         eps: tuned base epsilon.
         std: tuned base init standard deviation.
+        lr_of: tuned multipliers of the learning rate by role, such as embedding=4.
         json: print JSON, one entry per parameter.
         html: also write the table to this file.
     """
@@ -48,7 +50,7 @@ def explain(
     make, chosen = models(target, args, base, base_shape)
     explanation = run(
         build(make, "meta"), base=chosen, rules=rules_from(rules), style=style, specimen=None if base else make,
-        std=std, lr=lr, weight_decay=weight_decay, eps=eps,
+        std=std, lr=lr, weight_decay=weight_decay, eps=eps, lr_of=multipliers(lr_of),
     )  # fmt: skip
     if html is not None:
         write_new(html, page(explanation.document()))
@@ -67,6 +69,7 @@ def audit(
     weight_decay: float | None = None,
     eps: float | None = None,
     std: float | None = None,
+    lr_of: Words = (),
     check_init: bool = True,
     json: bool = False,
 ) -> int:
@@ -86,6 +89,7 @@ def audit(
         weight_decay: tuned base weight decay.
         eps: tuned base epsilon.
         std: tuned base init standard deviation.
+        lr_of: tuned multipliers of the learning rate by role, such as embedding=4, if the base's optimizer has none.
         check_init: compare starting values too; switch it off for a trained model.
         json: print JSON.
     """
@@ -103,6 +107,7 @@ def audit(
         weight_decay=weight_decay,
         eps=eps,
         std=std,
+        lr_of=multipliers(lr_of),
         check_init=check_init,
     )
     show(result, json)

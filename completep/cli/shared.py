@@ -94,6 +94,17 @@ def rules_from(word: str) -> "Rules | str":
     return load_rules(word)
 
 
+def multipliers(words: tuple[str, ...]) -> dict[str, float]:
+    """From embedding=4 and the like."""
+    from completep.units import parse_number
+
+    pairs = [word.partition("=") for word in words]
+    for name, equals, value in pairs:
+        if not (name and equals and value):
+            raise UserError(f"{name + equals + value!r} is no multiplier", fix="write ROLE=NUMBER, such as embedding=4")
+    return {name.strip(): parse_number(value) for name, _, value in pairs}
+
+
 def read_run(path: Path) -> Run:
     from completep.train import folder
 

@@ -27,7 +27,7 @@ from completep.errors import UserError, choice, some
 from completep.files import read_text
 from completep.report.document import Document, Json, Part, Table, Text
 from completep.report.result import Result
-from completep.rules.table import LR_NAMES, Horizon, Role, Rules, as_rules, decoder_roles, rules_named
+from completep.rules.table import LR_NAMES, Horizon, Role, Rules, as_rules, check_lr_of, decoder_roles, rules_named
 from completep.tuned import TunedValues, is_tuned, read_tuned
 from completep.units import human, parse_quantity
 
@@ -388,6 +388,7 @@ def _with_tuned(planned: Plan, tuned: TunedValues, open_: list[str]) -> Plan:
 
 def _with_lr_of(planned: Plan, lr_of: Mapping[str, float], why: str) -> Plan:
     """With the multipliers of the roles that the planned model has."""
+    check_lr_of(lr_of, set(Role))
     present = set(decoder_roles(planned.run.model))
     kept = {str(role): times for role, times in lr_of.items() if role in present}
     hyper = replace(planned.run.hyperparameters, lr_of=kept)

@@ -75,8 +75,8 @@ class ConditionGradients:
         return {name: total + (whole[name] - signed[name]).abs() for name, total in unsigned.items()}
 
 
-def _gradients(of: Tensor, to: Sequence[Tensor], gradient: Tensor | None = None) -> Sequence[Tensor | None]:
-    if not to or not of.requires_grad:
-        return [None] * len(to)
-    given = torch.ones_like(of) if gradient is None else gradient
-    return torch.autograd.grad(of, to, given, retain_graph=True, allow_unused=True)
+def _gradients(result: Tensor, parameters: Sequence[Tensor], gradient: Tensor | None = None) -> Sequence[Tensor | None]:
+    if not parameters or not result.requires_grad:
+        return [None] * len(parameters)
+    given = torch.ones_like(result) if gradient is None else gradient
+    return torch.autograd.grad(result, parameters, given, retain_graph=True, allow_unused=True)

@@ -46,14 +46,14 @@ Deeper = Literal["better", "not better", "unclear"]
 
 
 @dataclass(frozen=True)
-class Axis:
+class Places:
     """How to speak of a place on a curve: the log2 of a value, or the step of a value on a line."""
 
     unit: Literal["octaves", "steps"] = "octaves"  # of a drift
     value: Callable[[float], float] = lambda place: float(2**place)  # the value at a place
 
 
-OCTAVES = Axis()
+OCTAVES = Places()
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Curve:
     x: Floats  # the places of the values: their log2, or their steps
     losses: Floats
     bowl: Bowl | None  # None with fewer than three finite values in a row
-    axis: Axis = OCTAVES
+    axis: Places = OCTAVES
 
     @property
     def place(self) -> float:
@@ -133,7 +133,7 @@ class Comparison:
 
 
 def judge_transfer(
-    frame: pl.DataFrame, hyperparameter: str = "lr", base: Shape | None = None, axes: Mapping[str, Axis] | None = None
+    frame: pl.DataFrame, hyperparameter: str = "lr", base: Shape | None = None, axes: Mapping[str, Places] | None = None
 ) -> list[Transfer]:
     """A verdict for every parameterization in the frame. `axes` has those whose column is not the values themselves."""
     frame = usable(frame, hyperparameter)
@@ -159,7 +159,7 @@ def judge_transfer(
     ]
 
 
-def _curves(frame: pl.DataFrame, hyperparameter: str, axis: Axis) -> dict[Shape, Curve]:
+def _curves(frame: pl.DataFrame, hyperparameter: str, axis: Places) -> dict[Shape, Curve]:
     seeds = frame["seed"].unique().sort().to_list() if "seed" in frame.columns else None
     curves = {}
     for key, part in sorted(frame.partition_by(["width", "depth"], as_dict=True).items()):

@@ -200,10 +200,10 @@ def _judge_parts(parts: pl.DataFrame, template: str, axis: Axis, *, sgd: bool) -
         lag = _exponent(rows, axis, axis) - _exponent(rows, axis, "size")
         start, allowed = -max(0.0, lag) / 2 * (2 if sgd else 1), SGD_BAND if sgd else BAND
         judged = _judge(rows.select("seed", size=axis, value="pull"), axis, start - allowed, start + allowed)
-        slope = judged[0] if judged is not None else None
+        slope = _shifted(judged[0], -start) if judged is not None else None
         if _is_partial(lag) or judged is None or slope is None:
             return None
-        by_part.append((Slope(slope.value - start, slope.low - start, slope.high - start), *judged[1:]))
+        by_part.append((slope, *judged[1:]))
     word = worst(word for _, word, _ in by_part)
     return max((part for part in by_part if part[1] == word), key=lambda part: abs(part[0].value), default=None)
 
@@ -389,7 +389,8 @@ def unchecked(survey: Survey, findings: Collection[Finding]) -> Iterator[str]:
     if not any(setting == "attention" for _, setting in seen):
         yield "attention, since no product of queries and keys was seen"
     adam = dict.fromkeys(tensors.filter(pl.col("column") == Column.ADAM)["template"])
-    yield from _missing("epsilon", [t for t in adam if t not in without], seen, "which is 0 or does not exist")
+    reached = [t for t in adam if t not in without and t not in mixed]
+    yield from _missing("epsilon", reached, seen, "which is 0 or does not exist")
     yield from _missing("weight decay", [t for t in templates if roles[t].trait.decayed], seen, "which is 0")
     zero = [t for t in templates if (t, "init") not in seen and roles[t].trait.start == "random"]
     if zero:

@@ -50,7 +50,7 @@ class SplitOutputs:
     def sizes(self, loss: Tensor) -> dict[str, list[int]]:
         """By weight: the number of outputs in each part."""
         makers = {output.grad_fn: name for name, output in self.made.items()}
-        found: dict[str, list[int]] = {}
+        sizes_of: dict[str, list[int]] = {}
         seen, waiting = set(), [loss.grad_fn] if makers else []
         while waiting:
             node = waiting.pop()
@@ -61,8 +61,8 @@ class SplitOutputs:
             waiting += inputs
             name = makers.get(inputs[0]) if node.name() == SPLIT else None
             if name is not None and _along_the_last_axis(node, self.made[name]):
-                found[name] = list(node._saved_split_sizes)  # type: ignore[attr-defined]
-        return found
+                sizes_of[name] = list(node._saved_split_sizes)  # type: ignore[attr-defined]
+        return sizes_of
 
 
 def _along_the_last_axis(node: torch.autograd.graph.Node, given: Tensor) -> bool:

@@ -3,7 +3,7 @@
 Everything is measured where the theory holds, near the limit of large depth. There the embedding is larger than what
 the branches add to it. At ordinary starting values it is not: ρ = RMS(sum of branches) / RMS(embedding) at the base is
 3 to 30, and every slope over depth is bent up to the depth L* = L_base · ρ². So the branches of a copy are scaled down,
-by one constant for all sizes, until ρ is at most NEAR.
+by one constant for all sizes, until ρ is at most MOST_RHO.
 """
 
 import math
@@ -39,7 +39,7 @@ from completep.measure.tensors import (
 from completep.measure.words import Axis, Progress, quiet
 from completep.rules.table import Rules
 
-NEAR = 0.05  # ρ of the copy that is measured
+MOST_RHO = 0.05  # ρ of the copy that is measured
 # RMS of its logits at the base. The softmax of larger ones is uneven, the less so the wider the model, and where there
 # are few classes this uneven part is most of a gradient that sums over tokens. Training needs logits that can move.
 SMALL, SMALL_TRAINED = 0.02, 1.0
@@ -273,8 +273,8 @@ def _measure_shape(family: Family, job: Job) -> Measured:
                 text = make_batches(source, family.base, family.setting, seed)[0]
                 train_(subject, factors, text, job.steps)
                 batch = text(job.steps)
-            parts[seed] = list[PartRow]()
-            seeds[seed] = state, measure_tensors(subject, batch, gains, parts[seed])
+            rows, parts[seed] = measure_tensors(subject, batch, gains)
+            seeds[seed] = state, rows
         scale_(subject, {t: 1 / factor for t, factor in factors.items()}.__getitem__)  # frozen weights are kept
     return Measured(seeds, _attentions(subject), subject.untrained, parts)
 
@@ -331,8 +331,8 @@ def _limit(base: Shape, subject: Subject, batch: Batch, *, near_limit: bool) -> 
     state, _ = measure_start(subject, batch)
     first = rho = branch_share(subject, batch)
     scale = 1.0
-    while near_limit and rho > NEAR:  # twice or three times: the branches read a stream that they change
-        smaller = 0.8 * NEAR / rho
+    while near_limit and rho > MOST_RHO:  # twice or three times: the branches read a stream that they change
+        smaller = 0.8 * MOST_RHO / rho
         scale_(subject, {t: smaller if t in subject.writers else 1.0 for t in subject.anatomy.parts}.__getitem__)
         scale, rho = scale * smaller, branch_share(subject, batch)
     known = near_limit and 0 < state.logits < math.inf

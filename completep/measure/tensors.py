@@ -35,6 +35,7 @@ from completep.measure.subject import Batch, Batches, Subject
 from completep.rules.multipliers import ScaleOutput
 from completep.rules.table import RANDOM_SUM, Column, Role
 
+Parts = list[tuple[int, float]]  # (size, pull) of the parts of a matrix's outputs
 TIED = "(tied)"  # ends the name of a tied readout
 ROUNDS = 3  # zero-initialised factors that may hide each other's gradients
 FEW_OUTPUTS = 64  # below, the output of a readout has too few independent numbers to average over
@@ -214,16 +215,14 @@ def repeat_starts_(subject: Subject, starts: Mapping[str, Sequence[Tensor]]) -> 
             parameter.copy_(start.repeat(times)[tuple(slice(n) for n in parameter.shape)])
 
 
-def measure_tensors(
-    subject: Subject, batch: Batch, gain: Mapping[str, float], parts: list[PartRow] | None = None
-) -> list[TensorRow]:
+def measure_tensors(subject: Subject, batch: Batch, gain: Mapping[str, float]) -> tuple[list[TensorRow], list[PartRow]]:
     """One backward pass and one step of the subject's optimizer. The weights are the starting ones afterwards.
 
-    `parts` gets the pulls of matrices whose outputs are split.
+    The second list is of matrices whose outputs are split, if the first backward pass reaches them.
     """
     start = {name: p.detach().clone() for name, p in subject.parameters.items()}
-    split: dict[str, list[tuple[int, float]]] = {}
-    pulls, squares, steps = _first_step(subject, batch, split)
+    first = _first_step(subject, batch)
+    pulls, squares, steps = first.pulls, first.squares, first.steps
     late: set[str] = set()
     moved: dict[str, Tensor] = {}
     for _ in range(ROUNDS):
@@ -236,17 +235,16 @@ def measure_tensors(
                 right = subject.expected_settings(name).lr * paper.CHECK_LR
                 moved[name] = steps[name] * right / subject.settings[name].lr
         _restore(subject, start | moved)
-        late_pulls, late_squares, steps = _first_step(subject, batch, {})
-        pulls |= {name: late_pulls[name] for name in still}
-        squares |= {name: late_squares[name] for name in still}
+        later = _first_step(subject, batch)
+        steps = later.steps
+        pulls |= {name: later.pulls[name] for name in still}
+        squares |= {name: later.squares[name] for name in still}
         late |= still
     _restore(subject, start)
     templates: dict[str, list[str]] = {}
     for name in pulls:
         templates.setdefault(subject.anatomy.template(name), []).append(name)
     rows = []
-    if parts is not None:
-        parts += _part_rows(subject, templates, split)
     for template, names in templates.items():
         part = subject.anatomy.parts[template]
         row, drawn = _row(subject, template, names, pulls, squares, gain), part.role.trait.start == "random"
@@ -257,15 +255,16 @@ def measure_tensors(
         role, factor = subject.anatomy.part(subject.anatomy.readout.weight).role, subject.expected_tied_multiplier
         expected = (RANDOM_SUM(subject.expected.m_N) * factor, 1.0, factor)
         rows.append(TensorRow(name, role, Column.ADAM, 0, None, 1, None, None, 1, None, 1, gain[name], *expected, None))
-    return rows
+    early = {t: names for t, names in templates.items() if late.isdisjoint(names)}
+    return rows, list(_part_rows(subject, early, first.parts))
 
 
 def _part_rows(
-    subject: Subject, templates: Mapping[str, list[str]], split: Mapping[str, list[tuple[int, float]]]
+    subject: Subject, templates: Mapping[str, list[str]], parts_of: Mapping[str, Parts]
 ) -> Iterator[PartRow]:
     """Over the blocks, where all of them split the outputs of a matrix alike."""
     for template, names in templates.items():
-        in_blocks = [split.get(name, []) for name in names]
+        in_blocks = [parts_of.get(name, []) for name in names]
         sizes = {tuple(size for size, _ in parts) for parts in in_blocks}
         for i, size in enumerate(next(iter(sizes)) if len(sizes) == 1 else ()):
             pull = math.fsum(parts[i][1] for parts in in_blocks) / subject.share(names)
@@ -324,13 +323,18 @@ def _restore(subject: Subject, start: Mapping[str, Tensor]) -> None:
         parameter.copy_(start[name])
 
 
-def _first_step(
-    subject: Subject, batch: Batch, split: dict[str, list[tuple[int, float]]]
-) -> tuple[dict[str, float], dict[str, float], dict[str, Tensor]]:
-    """(pull, mean square of the gradient, step) of every trained parameter. The weights are lost.
+@dataclass(frozen=True)
+class FirstStep:
+    """What one step does, by trained parameter."""
 
-    `split` gets (size, pull) of every part of the outputs of a matrix, where a model splits them.
-    """
+    pulls: dict[str, float]
+    squares: dict[str, float]  # mean square of the gradient
+    steps: dict[str, Tensor]
+    parts: dict[str, Parts]  # of a matrix whose outputs the model splits
+
+
+def _first_step(subject: Subject, batch: Batch) -> FirstStep:
+    """One backward pass and one step. The weights are lost."""
     tensors = {name: p for name, p in subject.parameters.items() if name in subject.settings}
     unsigned: dict[str, Tensor] = {}
     subject.zero_grad()
@@ -349,6 +353,7 @@ def _first_step(
     subject.first_step(NO_EPS)
     steps = {name: p.detach() for name, p in tensors.items()}
     pulls, squares = dict.fromkeys(tensors, 0.0), dict.fromkeys(tensors, 0.0)
+    parts: dict[str, Parts] = {}
     for name, p in tensors.items():
         if p.grad is None:
             continue
@@ -356,9 +361,9 @@ def _first_step(
         pulls[name] = _pull(p.grad, aligned, steps[name], subject.columns[name])
         squares[name] = _norm(aligned) ** 2 / p.numel()
         if name in sizes:
-            parts = zip(torch.split(p.grad, sizes[name]), torch.split(steps[name], sizes[name]), strict=True)
-            split[name] = [(len(g), _pull(g, g, step, subject.columns[name])) for g, step in parts]
-    return pulls, squares, steps
+            split = zip(torch.split(p.grad, sizes[name]), torch.split(steps[name], sizes[name]), strict=True)
+            parts[name] = [(len(g), _pull(g, g, step, subject.columns[name])) for g, step in split]
+    return FirstStep(pulls, squares, steps, parts)
 
 
 def _may_be_split(subject: Subject, name: str) -> bool:

@@ -30,7 +30,7 @@ from completep.rules.multipliers import Multiplier
 from completep.rules.parametrize import Hints, resolve, with_folds
 from completep.rules.placing import SizeFactorError
 from completep.rules.scaling import Factors, Resolved, Scaling
-from completep.rules.table import COMPLETEP, OptimizerKind, Role, Rules, alpha, as_rules, optimizer_kind
+from completep.rules.table import COMPLETEP, OptimizerKind, Role, Rules, alpha, as_rules, check_lr_of, optimizer_kind
 
 Quantity = Literal["lr", "weight_decay", "eps", "init", "multiplier", "optimizer"]
 Notes = tuple[str, ...]
@@ -129,6 +129,7 @@ def audit(
     weight_decay: float | None = None,
     eps: float | None = None,
     std: float | None = None,
+    lr_of: Mapping[str, float] | None = None,
     check_init: bool = True,
     roles: Mapping[str, Role] | None = None,
     writers: Sequence[str] | None = None,
@@ -150,6 +151,8 @@ def audit(
         weight_decay: your tuned base weight decay.
         eps: your tuned base epsilon.
         std: your tuned base init standard deviation.
+        lr_of: your tuned multipliers of the learning rate by role, as in `param_groups`. If the base's own optimizer is
+            there to be read, it has them already.
         check_init: compare starting values as well. Switch it off for a trained model.
     """
     for name, value in {"lr": lr, "weight_decay": weight_decay, "eps": eps, "std": std}.items():
@@ -170,7 +173,8 @@ def audit(
     if len(optimizers) > 1 and (not at_base or any(v is not None for q, v in tuned.items() if q != "std")):
         what = f"{len(optimizers)} optimizers have no base values in common"
         raise UserError(what, fix="let base return (model, [optimizers]), and pass no lr, weight_decay or eps")
-    subject = _Subject(scaling, _settings(scaling.model, optimizers), at_base, tuned, check_init)
+    check_lr_of(lr_of or {}, {r.role for r in scaling.parameters.values()})
+    subject = _Subject(scaling, _settings(scaling.model, optimizers), at_base, tuned, lr_of or {}, check_init)
     lacking, wrong, unchecked = _missing_multipliers(scaling, own_factors)
     read, departures = subject.compare({})
     notes: Notes = ("base values are those of the base's own optimizer",) if at_base else ()
@@ -274,6 +278,7 @@ class _Subject:
     settings: Mapping[str, _Setting]
     at_base: Mapping[str, _Setting]  # by template, from the base's own optimizer; empty if there is none
     given: Mapping[str, float | None]  # base values that you passed
+    lr_of: Mapping[str, float]  # by role, on the learning rate that you passed or that is elected
     check_init: bool
 
     def compare(self, folds: Mapping[str, float]) -> tuple[dict[str, float], list[Departure]]:
@@ -337,13 +342,13 @@ class _Subject:
             return s.weight_decay / f.weight_decay if r.role.trait.decayed and s.weight_decay else None
         if quantity == "eps":
             return s.eps / f.eps if s.eps else None
-        return s.lr / f.lr
+        return s.lr / f.lr / (self.lr_of.get(r.role, 1.0) if r.template not in self.at_base else 1.0)
 
     def base_value(self, quantity: str, r: Resolved, tuned: Mapping[str, float]) -> float:
         """What the factor acts on: the base's own setting of this parameter if it is known."""
         base_settings = self.at_base.get(r.template)
         if base_settings is None or self.given[quantity] is not None:
-            return tuned.get(quantity, 0.0)
+            return tuned.get(quantity, 0.0) * (self.lr_of.get(r.role, 1.0) if quantity == "lr" else 1.0)
         value = getattr(base_settings, quantity)
         return tuned.get(quantity, 0.0) if value is None else float(value)
 

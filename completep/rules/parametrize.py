@@ -125,14 +125,15 @@ def explain(
     lr: float = 1.0,
     weight_decay: float = 1.0,
     eps: float = 1.0,
+    lr_of: Mapping[str, float] | None = None,
 ) -> Explanation:
     """What `parametrize` would do to each parameter of `model`, and why. The model is not changed.
 
-    The other arguments are those of `parametrize`. `std`, `lr`, `weight_decay` and `eps` are your tuned base values.
-    With the default of 1, the numbers are the factors themselves.
+    The other arguments are those of `parametrize`. `std`, `lr`, `weight_decay`, `eps` and `lr_of` are your tuned base
+    values. With the default of 1, the numbers are the factors themselves.
     """
     scaling = _prepare(model, base, rules, style, Hints(roles, writers, example, specimen))
-    return replace(scaling, style=style).explain(std=std, lr=lr, weight_decay=weight_decay, eps=eps)
+    return replace(scaling, style=style).explain(std=std, lr=lr, weight_decay=weight_decay, eps=eps, lr_of=lr_of)
 
 
 @recording()

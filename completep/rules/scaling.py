@@ -467,8 +467,17 @@ class Scaling:
             fix = "parametrize with the checkpoint's rules, base and style, or start a new run"
             raise UserError(f"{what}\n    {listed}", fix=fix)
 
-    def explain(self, *, std: float = 1.0, lr: float = 1.0, weight_decay: float = 1.0, eps: float = 1.0) -> Explanation:
+    def explain(
+        self,
+        *,
+        std: float = 1.0,
+        lr: float = 1.0,
+        weight_decay: float = 1.0,
+        eps: float = 1.0,
+        lr_of: Mapping[str, float] | None = None,
+    ) -> Explanation:
         """The resolved table, one row per parameter. With base values of 1, the numbers are the factors themselves."""
+        check_lr_of(lr_of or {}, {r.role for r in self.parameters.values()})
         folded = self.style == "folded"
         # A tied table makes embeddings, so the logit multiplier is shown on the final norm instead.
         forward = {} if folded else {name: m.factor for m in self.multipliers for name in m.parameters}
@@ -477,7 +486,7 @@ class Scaling:
             r, f = self.parameters[name], self.settings(name)
             settings = (
                 self._start_in_words(r, std * f.init_std),
-                lr * f.lr,
+                lr * f.lr * (lr_of or {}).get(r.role, 1.0),
                 weight_decay * f.weight_decay,
                 eps * f.eps,
                 forward.get(name, 1.0),

@@ -42,10 +42,6 @@ def version_of(tensor: Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
 
-def versions_of(model: nn.Module) -> dict[str, int]:
-    return {name: version_of(p) for name, p in named_parameters(model)}
-
-
 def find_origin(model: nn.Module, base: Versions | None, templates: Mapping[str, str], gains: Iterable[str]) -> Origin:
     """`base` are the changes in place of a fresh base, by template. `templates` are those of all parameters."""
     real = {name: p for name, p in named_parameters(model) if not p.is_meta}

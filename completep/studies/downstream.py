@@ -12,8 +12,9 @@ from completep.config import Run
 from completep.errors import UserError
 from completep.report.document import Figure
 from completep.rules.table import display_name
+from completep.stats import mean_estimate
 from completep.studies.design import UNSEEN, Agreement, Experiment, Outcome, Sweep, Trained, Tuning, listed
-from completep.studies.judging import by_seed, combined, mean, ranking
+from completep.studies.judging import by_seed, combined, ranking
 from completep.studies.scale import BASE_VALUES, RULES, Scale, ScaleName, base_shape, read_shape, shape_words
 from completep.sweep.store import Store
 from completep.sweep.task import Point
@@ -106,9 +107,9 @@ def loss_rows(frame: pl.DataFrame) -> tuple[pl.DataFrame, list[tuple[Agreement, 
         losses = {str(rules): by_seed(part) for (rules,), part in of_shape.partition_by("rules", as_dict=True).items()}
         ranked.append(ranking(losses, f"validation loss at {shape}"))
         for rules, of_seeds in losses.items():
-            values = pl.Series(list(of_seeds.values()))
-            error = float(values.std()) / len(values) ** 0.5 if len(values) > 1 else None  # type: ignore[arg-type]
-            rows.append((shape, rules, LOSS, "cross-entropy", None, mean(of_seeds), error))
+            estimate = mean_estimate(list(of_seeds.values()))
+            error = estimate.error if estimate.freedom else None
+            rows.append((shape, rules, LOSS, "cross-entropy", None, estimate.value, error))
     kinds = {"shape": pl.String, "rules": pl.String, "task": pl.String, "metric": pl.String, "items": pl.Int64}
     schema = kinds | {"score": pl.Float64, "stderr": pl.Float64}
     return pl.DataFrame(rows, schema=schema, orient="row"), ranked

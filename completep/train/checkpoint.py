@@ -32,7 +32,7 @@ from completep.train.records import NOTHING, Mark
 MANIFEST = "completep.json"
 STEP = "step-([0-9]{8}|[1-9][0-9]{8,})"  # `\d` would match the digits of other scripts too
 NAME, LEFT_OVER = re.compile(STEP), re.compile(rf"\.{STEP}\.(part|old)")
-SET_ASIDE = re.compile(rf"damaged-{STEP}(-\d+)?")
+SET_ASIDE = re.compile(rf"damaged-{STEP}(-[0-9]+)?")
 FILE_BYTES = 2**30  # a rank holds one file at a time in memory while it writes it
 
 

@@ -9,7 +9,7 @@ import polars as pl
 
 from completep.config import Run, Shape
 from completep.errors import UserError, choice
-from completep.measure.curves import Axis, Transfer, judge_transfer
+from completep.measure.curves import Places, Transfer, judge_transfer
 from completep.rules.table import rules_named
 from completep.sweep.backends import EngineName, make_backend
 from completep.sweep.conduct import Conducted, Watcher, conduct, nobody
@@ -174,8 +174,8 @@ def judge(
     return tuple(named[d.name] if d in bowls else judge_choice(line_of(runs, d, point), d, base) for d in dimensions)
 
 
-def axis_of(d: Dimension) -> Axis:
-    return Axis("octaves" if d.on_octaves else "steps", lambda place: d.at(2**place))
+def axis_of(d: Dimension) -> Places:
+    return Places("octaves" if d.on_octaves else "steps", lambda place: d.at(2**place))
 
 
 def fitness(tuning: Tuning, values: Mapping[str, Value], run: Run | None) -> str:

@@ -1,11 +1,13 @@
 """Mistakes that the checks must catch, with what they must blame: their negative controls."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import nn
 
+from completep.measure.check import check
 from completep.measure.words import Axis
 from completep.model.gpt import gpt
 from completep.rules.parametrize import parametrize
@@ -67,6 +69,20 @@ def planted(
             key = {"learning rate": "lr", "epsilon": "eps", "weight decay": "weight_decay"}[setting]
             group[key] *= ratio  # type: ignore[operator]
     return model, torch.optim.AdamW(groups, betas=(0.9, 0.95))
+
+
+def assert_named(
+    family: Callable[[int, int], nn.Module],
+    base: tuple[int, int],
+    fault: tuple[str, str, Axis, float],
+    sizes: Mapping[str, tuple[int, ...]],
+) -> None:
+    """The check fails on this fault, and names it with its exponent and nothing else."""
+    tensor, setting, axis, exponent = fault
+    result = check(partial(planted, family, base, fault), **sizes, base=base, workers=1)
+    assert result.verdict == "FAIL"
+    assert {(f.tensor, f.setting, f.axis) for f in result.culprits} == {(tensor, setting, axis)}
+    assert abs(result.culprits[0].deviation - exponent) < 0.12
 
 
 def unscaled(rules: Rules, column: str, roles: Collection[Role]) -> Rules:

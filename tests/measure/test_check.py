@@ -20,7 +20,7 @@ from completep.measure import check as check_module
 from completep.measure import subject as subject_module
 from completep.measure.diagnosis import BAND, culprits, judge_survey, overall
 from completep.measure.subject import Setting, Source, Subjects, python_bytes, random_batch, reference
-from completep.measure.survey import NEAR, find_limit, survey
+from completep.measure.survey import MOST_RHO, find_limit, survey
 from completep.measure.tensors import branch_share, measure_start, measure_tensors
 from completep.report.document import Table
 from completep.rules import multipliers
@@ -58,7 +58,7 @@ def test_pull_epsilon_ratio_and_gain_are_what_their_definitions_say():
     """Against autograd by hand, in the decoder: matrices by the plain gradient, vectors by unsigned terms."""
     subject, batch = subject_at(64, 4)
     _, gains = measure_start(subject, batch)
-    rows = {row.template: row for row in measure_tensors(subject, batch, gains)}
+    rows = {row.template: row for row in measure_tensors(subject, batch, gains)[0]}
     twin, _ = subject_at(64, 4)
     twin.loss(batch).backward()
     tensors, settings = dict(twin.model.named_parameters()), twin.settings
@@ -76,7 +76,7 @@ def test_pull_epsilon_ratio_and_gain_are_what_their_definitions_say():
 def test_unsigned_terms_are_those_of_the_gradient():
     """Σ over tokens of the terms is the gradient; Σ of their absolute values is what the row holds."""
     subject, batch = subject_at(32, 2)
-    rows = {row.template: row for row in measure_tensors(subject, batch, {})}
+    rows = {row.template: row for row in measure_tensors(subject, batch, {})[0]}
     twin, _ = subject_at(32, 2)
     outputs = []
     norm = twin.model.final_norm
@@ -100,7 +100,7 @@ def test_the_weights_are_the_starting_ones_afterwards():
 
 @pytest.mark.slow
 def test_the_limit_is_measured_and_reached():
-    """ρ against the decoder's own streams; the scaled copy has ρ ≤ NEAR; ρ² goes with L* as the text says."""
+    """ρ against the decoder's own streams; the scaled copy has ρ ≤ MOST_RHO; ρ² goes with L* as the text says."""
     subject, batch = subject_at(32, 2)
     embedded = subject.model.embedding(batch[0]).detach()
     with torch.no_grad():
@@ -117,7 +117,7 @@ def test_the_limit_is_measured_and_reached():
     assert far.rho > 8
     assert not far.fit
     assert "Use a smaller init std" in str(far)
-    assert NEAR == 0.05
+    assert MOST_RHO == 0.05
 
 
 def text_batches(step):
@@ -140,7 +140,7 @@ def test_text_needs_small_branches(monkeypatch):
 
     verdict, near = deviations()
     assert verdict == "PASS"
-    monkeypatch.setattr("completep.measure.survey.NEAR", 0.25)
+    monkeypatch.setattr("completep.measure.survey.MOST_RHO", 0.25)
     _, far = deviations()
     assert far > 2 * near
 

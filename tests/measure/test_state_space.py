@@ -1,14 +1,15 @@
 """`check` on state-space models and hybrids: what it passes, what it cannot see, and faults that it names."""
 
-from functools import partial
+from collections import OrderedDict
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import completep as cp
 from completep.measure.outputs import SplitOutputs
-from tests.measure.controls import planted
+from tests.measure.controls import assert_named
 from tests.rules.zoo import ZOO
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -57,11 +58,7 @@ def test_right_rules_pass(name):
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else value,
 )
 def test_a_planted_fault_is_named(name, fault):
-    tensor, setting, axis, exponent = fault
-    result = cp.check(partial(planted, ZOO[name], BASE, fault), **SIZES[axis], base=BASE, workers=1)
-    assert result.verdict == "FAIL"
-    assert {(f.tensor, f.setting, f.axis) for f in result.culprits} == {(tensor, setting, axis)}
-    assert result.culprits[0].deviation == pytest.approx(exponent, abs=0.12)
+    assert_named(ZOO[name], BASE, fault, SIZES[fault[2]])
 
 
 class Halves(nn.Module):
@@ -85,3 +82,43 @@ def test_only_outputs_that_are_split_have_parts():
         loss = model(torch.randn(6, 4))
     assert outputs.sizes(loss) == {"split.weight": [2, 4], "again.weight": [5, 1]}
     assert not model.split._forward_hooks
+
+
+class Split(nn.Module):
+    """A block with a matrix of which a part grows, as Mamba's x_proj."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.mix = nn.LayerNorm(width), nn.Linear(width, width, bias=False)
+        self.sizes = [width // 16, 8]
+        self.x_proj = nn.Linear(width, sum(self.sizes), bias=False)
+        self.from_a, self.from_b = (nn.Linear(size, width, bias=False) for size in self.sizes)
+        self.out = nn.Linear(width, width, bias=False)
+
+    def forward(self, x):
+        h = self.norm(x)
+        a, b = torch.split(self.x_proj(h), self.sizes, -1)
+        return x + self.out(F.silu(self.mix(h)) + self.from_a(a) + self.from_b(b))
+
+
+def of_split_blocks(width, depth):
+    blocks = nn.Sequential(*(Split(width) for _ in range(depth)))
+    head = nn.Linear(width, 64, bias=False)
+    return nn.Sequential(OrderedDict(table=nn.Embedding(64, width), blocks=blocks, norm=nn.LayerNorm(width), head=head))
+
+
+def with_writers_at_zero(width, depth):
+    model = of_split_blocks(width, depth)
+    scaling = cp.parametrize(model, base=lambda: of_split_blocks(64, 2)).init_(std=0.1, seed=0)
+    for block in model.blocks:
+        nn.init.zeros_(block.out.weight)
+    return model, torch.optim.AdamW(scaling.param_groups(lr=2**-8, weight_decay=0.1, eps=1e-12))
+
+
+@pytest.mark.slow
+def test_parts_behind_a_writer_that_starts_at_zero_are_not_judged():
+    """The first backward pass does not reach them."""
+    result = cp.check(with_writers_at_zero, **SIZES["width"], workers=1)
+    assert result.verdict == "PASS", [str(f) for f in result.culprits]
+    assert any("x_proj" in line and "only a part of the outputs grows" in line for line in result.unchecked)
+    assert not any("which is 0 or does not exist" in line for line in result.unchecked)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from completep import Role, UserError, audit, parametrize
+from completep.config import Hyperparameters
 from completep.model.gpt import gpt
 from completep.rules.table import LR_NAMES
 from completep.tuned import TunedValue, TunedValues
@@ -138,3 +139,28 @@ def test_audit_follows_a_base_with_the_same_multiplier(at_base, verdict):
     found = audit(large.model, optimizer, base=base, std=0.02)
     assert found.verdict == verdict
     assert {(d.role, d.quantity) for d in found.departures} == (set() if at_base else {("embedding", "lr")})
+
+
+def test_the_audit_and_the_table_take_it():
+    scaling, tuned = scaled((64, 8)), {"embedding": TIMES, "hidden weight": 0.3}
+    optimizer = torch.optim.AdamW(scaling.param_groups(**ALL, lr_of=tuned))
+
+    def audited(**options):
+        return audit(scaling.model, optimizer, base=lambda: model(*BASE), std=0.02, **ALL, **options)
+
+    assert audited(lr_of=tuned).verdict == "PASS"
+    plain = audited()
+    assert {d.role for d in plain.departures} == {Role.EMBEDDING, Role.HIDDEN}
+    assert {d.role for d in audited(lr_of={"embedding": TIMES}).departures} == {Role.HIDDEN}
+    rates = {name: lr for name, (lr,) in by_name(optimizer.param_groups, "lr").items()}
+    assert {row.name: row.lr for row in scaling.explain(lr=0.01, lr_of=tuned).rows} == pytest.approx(rates, rel=1e-12)
+    for wrong in (scaling.explain, audited):
+        with pytest.raises(UserError, match="no parameter here has the role 'embeding'"):
+            wrong(lr_of={"embeding": 2.0})
+
+
+def test_what_the_caller_changes_later_does_not_count():
+    lr_of = {"embedding": 2.0}
+    values = Hyperparameters(0.01, 0.02, lr_of=lr_of)
+    lr_of["embedding"] = -1.0
+    assert values.lr_of == {"embedding": 2.0}
