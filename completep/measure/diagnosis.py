@@ -189,23 +189,23 @@ def _is_partial(lag: float) -> bool:
     return 0.15 < lag < 0.85
 
 
-def _judge_parts(parts: pl.DataFrame, template: str, axis: Axis, *, sgd: bool) -> tuple[Slope, Word, str] | None:
-    """The pull of each part of a matrix's outputs, as a deviation: of the part that is the furthest off.
+def _judge_parts(parts: pl.DataFrame, template: str, axis: Axis, *, sgd: bool) -> tuple[Slope | None, Word, str] | None:
+    """The pull of a matrix whose outputs are split, as a deviation from what is expected of each part.
 
-    None if the model does not split them, or if a part itself grows only in part.
+    A wrong learning rate changes all parts alike, so one slope is fitted to all of them, with a level per part and
+    seed. None if the model does not split the outputs, or if a part itself grows only in part.
     """
     own = parts.filter(pl.col("template") == template) if len(parts) else parts
-    by_part: list[tuple[Slope, Word, str]] = []
+    relative = []
     for rows in own.partition_by("part", maintain_order=True) if len(own) else ():
         lag = _exponent(rows, axis, axis) - _exponent(rows, axis, "size")
-        start, allowed = -max(0.0, lag) / 2 * (2 if sgd else 1), SGD_BAND if sgd else BAND
-        judged = _judge(rows.select("seed", size=axis, value="pull"), axis, start - allowed, start + allowed)
-        slope = _shifted(judged[0], -start) if judged is not None else None
-        if _is_partial(lag) or judged is None or slope is None:
+        if _is_partial(lag):
             return None
-        by_part.append((slope, *judged[1:]))
-    word = worst(word for _, word, _ in by_part)
-    return max((part for part in by_part if part[1] == word), key=lambda part: abs(part[0].value), default=None)
+        start = -max(0.0, lag) / 2 * (2 if sgd else 1)
+        level = pl.col("seed") * own["part"].n_unique() + pl.col("part")
+        relative.append(rows.select(seed=level, size=axis, value=pl.col("pull") / pl.col(axis) ** start))
+    allowed = SGD_BAND if sgd else BAND
+    return _judge(pl.concat(relative), axis, -allowed, allowed) if relative else None
 
 
 def _attentions(rules: str, axis: Axis, rows: pl.DataFrame) -> Iterator[Finding]:
