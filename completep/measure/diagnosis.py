@@ -147,11 +147,12 @@ def _findings(
             start = _random_sum(rows, axis) * {"pull": 2 if sgd else 1, "eps_ratio": -1}.get(value, 0)
             allowed = SGD_BAND if sgd else band
             least, most = start - allowed, start + allowed
-            if repaired and (rows["late"].any() or rows["kept"][0]):  # what has moved may be aligned already
-                least, most, start = min(start, 0.0) - LATE_BAND, max(start, 0.0) + LATE_BAND, 0.0
             mixed = repaired and _is_mixed(rows, axis)
             if mixed:
                 least, most = min(2 * start, 0.0) - allowed, max(2 * start, 0.0) + allowed
+            if repaired and (rows["late"].any() or rows["kept"][0]):  # what has moved may be aligned already
+                least, most = min(least, min(start, 0.0) - LATE_BAND), max(most, max(start, 0.0) + LATE_BAND)
+                start = 0.0
             relative = frame[value] / frame[divisor] if divisor else frame[value]
             points = frame.select("seed", size=axis).with_columns(value=relative)
             judged = _judge(points, axis, least, most)
