@@ -53,9 +53,9 @@ def mean_estimate(values: ArrayLike) -> Estimate:
 
 
 def ratio_interval(one: Estimate, two: Estimate, covariance: float = 0.0, level: float = LEVEL) -> Interval:
-    """Of one / two, by Fieller's theorem: every ratio ρ at which one - ρ · two is not told from 0.
+    """Of one / two, by Fieller's theorem: every ratio ρ at which one - ρ · two does not differ from 0.
 
-    Unbounded where `two` is not told from 0. The degrees of freedom are Welch's, at the estimated ratio.
+    Unbounded where `two` does not differ from 0. The degrees of freedom are Welch's, at the estimated ratio.
     """
     if min(one.freedom, two.freedom) < 1:
         return Interval(-np.inf, np.inf)

@@ -7,7 +7,7 @@ In: a factory of models at several sizes, or the losses of a sweep. Out: `Check`
     subject.py        a model and its optimizer at one shape, and its batches
     pool.py           a function over many items, one process per core
     bare.py           gradients of bare vectors, added up without their signs
-    conditions.py     the same for what makes a condition, over the blocks that it enters
+    conditions.py     gradients of what makes a condition, such as a DiT's class, summed over the blocks without signs
     outputs.py        the outputs of a matrix part by part, where the model splits them
     tensors.py        one backward pass and one step: gain, pull, epsilon ratio and decay of every parameter tensor
     survey.py         the same over shapes, parameterizations and seeds, near the limit of large depth

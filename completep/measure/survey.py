@@ -40,8 +40,8 @@ from completep.measure.words import Axis, Progress, quiet
 from completep.rules.table import Rules
 
 MOST_RHO = 0.05  # ρ of the copy that is measured
-# RMS of its logits at the base. The softmax of larger ones is uneven, the less so the wider the model, and where there
-# are few classes this uneven part is most of a gradient that sums over tokens. Training needs logits that can move.
+# RMS of its logits at the base. The softmax of larger ones is uneven, and less so in wider models. With few classes
+# this uneven part is most of a gradient that sums over tokens. Training needs logits that can move.
 SMALL, SMALL_TRAINED = 0.02, 1.0
 FIT = 8.0  # the paper's own base has ρ = 7
 START_SECONDS = 25.0  # new processes import torch first, on cores that could already measure

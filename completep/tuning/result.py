@@ -193,7 +193,7 @@ def advice(word: Word, name: str) -> str:
         return (
             f"The best {name} does not transfer. First check that your script applies the rules at every size "
             "(`completep check`, `completep audit`). If it does, tune at a base nearer to the proxies (deeper or "
-            "wider), or search the init std too: with it changes how far the base is from the limit of large depth. "
+            "wider), or search the init std too: it decides how far the base is from the limit of large depth. "
             "With a factory, this is measured."
         )
     return "The verdict is open. What to add is said above; the same command with it reuses every run that is done."
