@@ -34,6 +34,7 @@ from completep.report.result import Result
 from completep.rules.table import Role, Rules, as_rules, display_name
 
 GPT = "completep.model.gpt:gpt"
+LEAST_SEEDS = 3  # for FAIL: with fewer, the noise of one of many tensors may look like a fault
 MOST_SEEDS = 4  # times the seeds asked for, where an interval is too wide to decide
 
 
@@ -236,7 +237,7 @@ def check(
         names: what the factory calls width and depth, such as ("n_embd", "n_layer").
         roles: {name pattern: Role} for parameters whose role cannot be found.
         batches: number → (inputs, targets), if forward needs special inputs; by default random tokens or images.
-        seeds: number of seeds, at first.
+        seeds: number of seeds, at first. A FAIL takes at least three.
         steps: training steps for a second opinion, which is slower and less precise: how far they move the model.
         optimizer: what trains a model that comes without one: "adamw", "sgd", or "muon" (hidden matrices; AdamW for the
             rest).
@@ -289,8 +290,11 @@ def decided(measure: "Callable[..., Survey]", seeds: int) -> tuple[Survey, list[
     """Measure with more seeds until every interval is narrow enough, or there are MOST_SEEDS times as many."""
     first, repaired, used = measure(seeds=range(seeds)), None, seeds
     findings = judge_survey(first)
+    if seeds < LEAST_SEEDS and any(f.word == "FAIL" for f in findings):
+        first = first.joined(measure(seeds=range(seeds, LEAST_SEEDS), limit=first.limit))
+        findings, used = judge_survey(first), LEAST_SEEDS
     if repairs := repairs_for(findings):
-        repaired = measure(seeds=range(seeds), repairs=repairs, limit=first.limit)
+        repaired = measure(seeds=range(used), repairs=repairs, limit=first.limit)
         findings = judge_survey(first, repaired)
     while noisy(_not_failed(findings)) and used < MOST_SEEDS * seeds:
         more = range(used, used + seeds)

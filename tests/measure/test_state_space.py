@@ -1,6 +1,7 @@
 """`check` on state-space models and hybrids: what it passes, what it cannot see, and faults that it names."""
 
 from collections import OrderedDict
+from functools import partial
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 
 import completep as cp
 from completep.measure.outputs import SplitOutputs
-from tests.measure.controls import assert_named
+from tests.measure.controls import assert_named, planted
 from tests.rules.zoo import ZOO
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -122,3 +123,14 @@ def test_parts_behind_a_writer_that_starts_at_zero_are_not_judged():
     assert result.verdict == "PASS", [str(f) for f in result.culprits]
     assert any("x_proj" in line and "only a part of the outputs grows" in line for line in result.unchecked)
     assert not any("which is 0 or does not exist" in line for line in result.unchecked)
+
+
+@pytest.mark.slow
+def test_a_fail_takes_three_seeds():
+    """With one seed and three widths, one of Mamba's many tensors is often off by chance."""
+    right = cp.check(ZOO["mamba"], **SIZES["width"], workers=1, seeds=1)
+    assert right.verdict != "FAIL", [str(f) for f in right.culprits]
+    fault = ("backbone.layers.*.mixer.in_proj.weight", "learning rate", "width", 1.0)
+    wrong = cp.check(partial(planted, ZOO["mamba"], BASE, fault), **SIZES["width"], base=BASE, workers=1, seeds=1)
+    assert wrong.verdict == "FAIL"
+    assert wrong.survey.tensors["seed"].n_unique() == 3
