@@ -9,6 +9,7 @@ by one constant for all sizes, until ρ is at most MOST_RHO.
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Protocol
@@ -248,8 +249,19 @@ def _on_cores(
 
 
 def measure_shape(family: Family, job: Job) -> Measured:
-    with speaking_of(str(job)):
+    with speaking_of(str(job)), denormals_kept():
         return _measure_shape(family, job)
+
+
+@contextmanager
+def denormals_kept() -> Iterator[None]:
+    """Numbers below 1e-38 are kept, as in a new process. Training before, in the same process, flushes them to zero."""
+    flushed = float(torch.tensor(1e-40) * 1.0) == 0.0
+    torch.set_flush_denormal(False)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(flushed)
 
 
 def _measure_shape(family: Family, job: Job) -> Measured:

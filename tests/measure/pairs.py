@@ -69,10 +69,10 @@ class Divided(nn.Linear):
         return super().forward(x / self.by)
 
 
-def divided(width, depth, power=1.0, tied=False):
+def divided(width, depth, power=1.0, tied=False, base=32):
     """CompleteP with the logit multiplier inside the readout's class: 1 / m_N^power."""
     body = model(width, depth)
-    scaling = parametrize(body, base=lambda: model(32, 2)).init_(0.06, seed=torch.initial_seed())
+    scaling = parametrize(body, base=lambda: model(base, 2)).init_(0.06, seed=torch.initial_seed())
     body.set_multipliers(branch=body.get_multipliers()[0], logits=1.0)
     groups = scaling.param_groups(2e-3, eps=1e-12, weight_decay=0.1)
     weight = body.embedding.weight if tied else body.unembedding.weight
@@ -81,7 +81,7 @@ def divided(width, depth, power=1.0, tied=False):
             group["params"] = [p for p in group["params"] if p is not body.unembedding.weight]
     body.unembedding = Divided(width, weight.shape[0], bias=False)
     body.unembedding.weight = weight
-    body.unembedding.by = (width / 32) ** power
+    body.unembedding.by = (width / base) ** power
     return body, torch.optim.AdamW([g for g in groups if g["params"]], betas=(0.9, 0.95))
 
 

@@ -136,10 +136,11 @@ def test_text_needs_small_branches(monkeypatch):
     def deviations():
         bloom, sizes = ARCHITECTURES["BLOOM"], {"depths": (2, 4, 8, 16), "base": (96, 2), "workers": 1}
         checked = cp.check(bloom, **sizes, batches=text_batches, std=0.06)
-        return checked.verdict, max(abs(f.deviation) for f in checked.findings if f.setting == "learning rate")
+        unsure = [str(f) for f in checked.findings if f.word != "PASS"]
+        return unsure, max(abs(f.deviation) for f in checked.findings if f.setting == "learning rate")
 
-    verdict, near = deviations()
-    assert verdict == "PASS"
+    unsure, near = deviations()
+    assert unsure == []
     monkeypatch.setattr("completep.measure.survey.MOST_RHO", 0.25)
     _, far = deviations()
     assert far > 2 * near
@@ -280,8 +281,9 @@ def test_one_block_that_differs_in_any_setting_is_named(key, factor):
 @pytest.mark.slow
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_multiplier_inside_the_readouts_own_forward_counts(tied):
-    assert quick_check(partial(pairs.divided, tied=tied), axis="width").verdict == "PASS"
-    wrong = quick_check(partial(pairs.divided, tied=tied, power=0.5), axis="width")
+    sizes = {"widths": (64, 128, 256), "depths": (), "base": (64, 2)}  # at 32, a tied model is far from wide
+    assert quick_check(partial(pairs.divided, tied=tied, base=64), **sizes).verdict == "PASS"
+    wrong = quick_check(partial(pairs.divided, tied=tied, base=64, power=0.5), **sizes)
     readout = "unembedding.weight (tied)" if tied else "unembedding.weight"
     assert [(f.tensor, f.setting) for f in wrong.culprits] == [(readout, "multiplier")]
     assert wrong.culprits[0].expected == pytest.approx(-1)
@@ -289,11 +291,19 @@ def test_a_multiplier_inside_the_readouts_own_forward_counts(tied):
 
 
 @pytest.mark.slow
-def test_large_logits_at_init_are_no_fault():
-    """Their softmax is uneven, and the less so the wider the model: the copy that is measured has small ones."""
+@pytest.mark.parametrize("flushed", [False, True])
+def test_large_logits_at_init_are_no_fault(flushed, request):
+    """Their softmax is uneven, and less so in wider models: the copy that is measured has small ones.
+
+    Training flushes tiny numbers to zero. A check after it, in the same process, must not see that.
+    """
+    request.addfinalizer(lambda: torch.set_flush_denormal(False))
+    torch.set_flush_denormal(flushed)
     options = {"std": 0.5, "widths": (64, 128, 256), "depths": (), "base": (64, 2)}
-    assert quick_check(**options).verdict == "PASS"
+    near = quick_check(**options)
+    assert near.verdict == "PASS", [str(f) for f in near.findings if f.word != "PASS"]
     assert quick_check(**options, near_limit=False).verdict != "PASS"
+    assert (float(torch.tensor(1e-40) * 1.0) == 0.0) == flushed  # as it was
 
 
 @pytest.mark.slow
