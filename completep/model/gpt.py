@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from completep.config import GPTConfig, default_head_size
 from completep.errors import UserError
 
+SMALL_VOCABULARY = 1024  # up to which all logits at once take little memory and less time
+
 
 def norm(config: GPTConfig, size: int) -> nn.Module:
     if config.norm == "rmsnorm":
@@ -192,11 +194,14 @@ class Block(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.multiplier = 1.0
+        self.kernel: Callable[[Block, Tensor], Tensor] | None = None  # in training on a CPU: train/fused.py
         self.attention_norm, self.attention = norm(config, config.width), Attention(config)
         mlp = Mixture(config) if config.experts else MLP(config, config.feed_forward)
         self.mlp_norm, self.mlp = norm(config, config.width), mlp
 
     def forward(self, x_BTN: Tensor, mask: Mask | tuple[Mask, Tensor], position_BT: Tensor) -> Tensor:
+        if self.kernel is not None:
+            return self.kernel(self, x_BTN)
         x_BTN = torch.add(x_BTN, self.attention(self.attention_norm(x_BTN), mask, position_BT), alpha=self.multiplier)
         return torch.add(x_BTN, self.mlp(self.mlp_norm(x_BTN)), alpha=self.multiplier)
 
@@ -204,6 +209,8 @@ class Block(nn.Module):
 def cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """Mean cross-entropy. In chunks where that pays: for a vocabulary larger than the width, and enough tokens."""
     vocabulary, width = weight.shape
+    if vocabulary <= SMALL_VOCABULARY:
+        return F.cross_entropy(x @ weight.t(), targets)
     chunked = vocabulary > 4 * width and len(x) >= width and torch.is_grad_enabled()
     # On a CPU the default chunking is three times slower; no other size is faster than 256 tokens.
     options = nn.LinearCrossEntropyOptions(batch_chunk_size=256, acc_policy="compact") if chunked else None

@@ -1,5 +1,4 @@
-"""kernels.c as autograd functions: attention, two to three times as fast as torch's for short sequences and small
-heads, and relu², in one pass each way.
+"""kernels.c as autograd functions: attention for short sequences and small heads, relu², and whole narrow blocks.
 
 It is compiled once per machine and kept in your cache folder. Without a C compiler, or where it does not fit, the
 decoder uses torch's own functions, which give the same numbers up to rounding.
@@ -19,16 +18,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from completep.config import GPTConfig
 from completep.errors import UserError
 from completep.files import cache_folder, make_folder
-from completep.model.gpt import GPT, alibi_slopes
+from completep.model.gpt import GPT, MLP, Block, alibi_mask, alibi_slopes
 
 FLAGS = ("-O3", "-march=native", "-fno-trapping-math", "-fno-math-errno", "-shared", "-fPIC")
 MOST_TIME, ROWS = 128, 4  # as in kernels.c
 HEAD_SIZES = (8, 16, 32)  # torch's kernel is as fast for larger ones
+LONG, WIDE, WIDEST = 8, 32, 128  # a whole block: multiples of time and width, and the width up to which it pays
 TOLERANCE = 1e-5
 
 
@@ -40,9 +40,14 @@ def fuse(model: GPT, sequence: int) -> bool:
     c = model.config
     small = sequence <= MOST_TIME and sequence % ROWS == 0 and c.head_size in HEAD_SIZES
     attention = Attention(alibi_slopes(c.heads)) if small and c.positions == "alibi" and not c.qk_norm else None
+    papers = c.activation == "relu2" and c.norm == "layernorm" and c.bias and not c.experts
+    narrow = c.width <= WIDEST and c.width % WIDE == 0 and sequence % LONG == 0 and c.feed_forward == 4 * c.width
+    whole = WholeBlock(attention.slopes_H) if attention is not None and papers and narrow else None
     for block in model.blocks:
-        block.attention.kernel = attention  # type: ignore[union-attr]
-        block.mlp.kernel = relu2 if c.activation == "relu2" else None  # type: ignore[union-attr]
+        assert isinstance(block, Block)
+        block.kernel = whole
+        block.attention.kernel = attention
+        block.mlp.kernel = relu2 if c.activation == "relu2" else None
     return attention is not None
 
 
@@ -54,6 +59,22 @@ class Attention:
 
     def __call__(self, qkv: Tensor, scale: float) -> Tensor:
         out: Tensor = _Attention.apply(qkv.contiguous(), self.slopes_H, scale)  # type: ignore[no-untyped-call]
+        return out
+
+
+@dataclass(frozen=True)
+class WholeBlock:
+    """A block of the paper's decoder, from its stream [B, T, N] to the next block's."""
+
+    slopes_H: Tensor
+
+    def __call__(self, block: Block, x_BTN: Tensor) -> Tensor:
+        attention, mlp, first, second = block.attention, block.mlp, block.attention_norm, block.mlp_norm
+        assert isinstance(mlp, MLP)
+        modules = (first, attention.qkv, attention.out, second, mlp.up, mlp.down)
+        weights = [parameter for module in modules for parameter in (module.weight, module.bias)]
+        factors = (attention.scale, block.multiplier, first.eps)
+        out: Tensor = _Block.apply(x_BTN.contiguous(), self.slopes_H, attention.head_size, factors, *weights)  # type: ignore[no-untyped-call]
         return out
 
 
@@ -97,11 +118,47 @@ class _Relu2(torch.autograd.Function):
         return out
 
 
-def _call(name: str, tensors: tuple[Tensor, ...], sizes: tuple[int, ...], *factors: float) -> None:
+class _Block(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, slopes: Tensor, size: int, factors: tuple[float, float, float], *weights: Tensor
+    ) -> Tensor:
+        (batch, time, width), heads = x.shape, len(slopes)
+        y, kept = torch.empty_like(x), x.new_empty(batch * time * (9 * width + 4))
+        scratch = x.new_empty(width * (12 * width + 6 * time))
+        weights = tuple(w.contiguous() for w in weights)
+        _call("block_forward", (x, weights, slopes, kept, scratch, y), (batch, time, heads, size), *factors)
+        ctx.save_for_backward(x, slopes, kept, *weights)
+        ctx.size, ctx.factors = size, factors
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, slopes, kept, *weights = ctx.saved_tensors
+        (batch, time, width), heads = x.shape, len(slopes)
+        dx, dw = torch.empty_like(x), tuple(map(torch.zeros_like, weights))
+        scratch = x.new_empty(11 * time * width)
+        tensors = (x, tuple(weights), slopes, kept, gradient.contiguous(), scratch, dx, dw)
+        scale, multiplier, _ = ctx.factors
+        _call("block_backward", tensors, (batch, time, heads, ctx.size), scale, multiplier)
+        return dx, None, None, None, *dw
+
+
+def _call(name: str, tensors: tuple[Tensor | tuple[Tensor, ...], ...], sizes: tuple[int, ...], *factors: float) -> None:
     library = load()
     assert library is not None
-    pointers = [ctypes.c_void_p(t.data_ptr()) for t in tensors]
+    pointers = [
+        _pointer(t) if isinstance(t, Tensor) else (ctypes.c_void_p * len(t))(*map(_address, t)) for t in tensors
+    ]
     getattr(library, name)(*pointers, *map(ctypes.c_long, sizes), *map(ctypes.c_float, factors))
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.data_ptr()
+
+
+def _pointer(tensor: Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())
 
 
 @cache
@@ -149,15 +206,23 @@ def _processor() -> str:
 
 @cache
 def _agrees() -> bool:
-    """One small forward and backward pass against torch."""
+    """One small pass through a block, forward and backward, by parts and as a whole, compared with torch's."""
     generator = torch.Generator().manual_seed(0)
-    qkv = torch.randn(2, 12, 3, 3, 8, generator=generator, requires_grad=True)
-    slopes, weight = torch.tensor([0.5, 0.1, 0.0]), torch.randn(2, 12, 3, 8, generator=generator)
-    distance = torch.arange(12)[:, None] - torch.arange(12)
-    mask = (-slopes[:, None, None] * distance).masked_fill(distance < 0, float("-inf"))
-    q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-    plain = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=0.3).transpose(1, 2)
-    ours = Attention(slopes)(qkv, 0.3)
-    (expected,) = torch.autograd.grad((plain * weight).sum(), qkv)
-    (actual,) = torch.autograd.grad((ours * weight).sum(), qkv)
-    return all(bool(((a - b).abs() <= TOLERANCE).all()) for a, b in ((plain, ours), (expected, actual)))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        block = Block(GPTConfig(width=32, depth=1, vocabulary=2, head_size=8))
+    x = torch.randn(2, 16, 32, generator=generator, requires_grad=True)
+    weight, place = torch.randn(2, 16, 32, generator=generator), torch.arange(16)
+    mask, slopes = alibi_mask(4, (place[:, None] - place)[None], torch.float32), alibi_slopes(4)
+    passes = []
+    for whole, attention, activation in (
+        (None, None, None), (None, Attention(slopes), relu2), (WholeBlock(slopes), None, None),
+    ):  # fmt: skip
+        block.kernel, block.attention.kernel, block.mlp.kernel = whole, attention, activation
+        y = block(x, mask, place[None])
+        passes.append((y, *torch.autograd.grad((y * weight).sum(), [x, *block.parameters()])))
+    return all(
+        bool(((ours - torchs).abs() <= TOLERANCE * torchs.abs().max()).all())
+        for one in passes[1:]
+        for ours, torchs in zip(one, passes[0], strict=True)
+    )

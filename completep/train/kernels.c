@@ -1,4 +1,5 @@
-/* Causal attention with ALiBi for short sequences and small heads, and relu(x)^2: forward and backward, on one thread.
+/* Forward and backward passes on one thread: causal attention with ALiBi for short sequences and small heads, relu(x)^2, and
+ * a whole narrow block of the paper's decoder.
  *
  * Attention reads qkv as the projection leaves it, [B, T, 3, H, D], and writes [B, T, H, D], as the next projection
  * takes it, so that nothing is copied around the call. All scores of one sequence and head fit into the cache; the backward
@@ -71,10 +72,13 @@ static inline void products(const float *x, long step, const float *y, long D, l
     }
 }
 
-/* Scores to weights, in place: exact zeros behind each query. */
+/* Scores to weights, in place: exact zeros behind each query, all of which lie in the last block. */
 static inline void softmax(long first, long blocks, float p[ROWS][MOST_T]) {
+    const ivec place = {0, 1, 2, 3, 4, 5, 6, 7};
     for (int r = 0; r < ROWS; r++) {
-        for (long j = first + r + 1; j < blocks * LANES; j++) p[r][j] = -1e30f;
+        float *last = p[r] + (blocks - 1) * LANES;
+        ivec seen = place <= (int32_t)(first + r - (blocks - 1) * LANES);
+        store(last, (vec)((seen & (ivec)load(last)) | (~seen & (ivec)((vec){} - 1e30f))));
         vec top = load(p[r]);
         for (long b = 1; b < blocks; b++) top = larger(top, load(p[r] + b * LANES));
         float most = top[0];
@@ -82,10 +86,10 @@ static inline void softmax(long first, long blocks, float p[ROWS][MOST_T]) {
         vec sum = {};
         for (long b = 0; b < blocks; b++) {
             vec x = exp_(load(p[r] + b * LANES) - most);
+            if (b == blocks - 1) x = (vec)((ivec)x & seen);
             store(p[r] + b * LANES, x);
             sum += x;
         }
-        for (long j = first + r + 1; j < blocks * LANES; j++) { sum[j % LANES] -= p[r][j]; p[r][j] = 0.0f; }
         float inverse = 1.0f / total(sum);
         for (long b = 0; b < blocks; b++) store(p[r] + b * LANES, load(p[r] + b * LANES) * inverse);
     }
@@ -194,4 +198,185 @@ void relu2_forward(const float *x, float *y, long n) {
 
 void relu2_backward(const float *x, const float *grad, float *dx, long n) {
     for (long i = 0; i < n; i++) dx[i] = x[i] < 0.0f ? 0.0f : 2.0f * x[i] * grad[i];
+}
+
+/* A block of the paper's decoder, one sequence after another, so that everything but the weights stays in the cache:
+ *
+ *     middle = x + multiplier * (out(attention(qkv(norm(x)))))
+ *     y = middle + multiplier * (down(relu(up(norm(middle)))^2))
+ *
+ * N width, F = 4 N. T is a multiple of 8 and N one of 32.
+ */
+#ifdef __AVX512F__
+#define WIDE 16
+#define TILE 8
+#else
+#define WIDE 8
+#define TILE 4
+#endif
+typedef float wide __attribute__((vector_size(4 * WIDE), aligned(4)));
+
+static inline wide get(const float *p) { return *(const wide *)p; }
+static inline void put(float *p, wide x) { *(wide *)p = x; }
+
+/* out[i][j] = start[i][j] + sum_k a[i, k] * b[k][j], where a[i, k] is at a[i * down + k * right]. Rows of `start` lie
+ * `start_step` apart (0: the same for all rows); without `start`, sums start at 0.
+ */
+static inline void product(const float *a, long down, long right, const float *b, long rows, long inner, long columns,
+                           const float *start, long start_step, float *out) {
+    for (long j = 0; j < columns; j += 2 * WIDE)
+        for (long i = 0; i < rows; i += TILE) {
+            wide sum[TILE][2] = {};
+            for (int r = 0; start && r < TILE; r++) {
+                const float *from = start + (i + r) * start_step + j;
+                sum[r][0] = get(from), sum[r][1] = get(from + WIDE);
+            }
+            for (long k = 0; k < inner; k++) {
+                wide first = get(b + k * columns + j), second = get(b + k * columns + j + WIDE);
+                const float *x = a + i * down + k * right;
+                for (int r = 0; r < TILE; r++) sum[r][0] += x[r * down] * first, sum[r][1] += x[r * down] * second;
+            }
+            for (int r = 0; r < TILE; r++) {
+                put(out + (i + r) * columns + j, sum[r][0]);
+                put(out + (i + r) * columns + j + WIDE, sum[r][1]);
+            }
+        }
+}
+
+/* out = a b */
+static inline void times(const float *a, const float *b, long rows, long inner, long columns, float *out) {
+    product(a, inner, 1, b, rows, inner, columns, 0, 0, out);
+}
+
+/* out += a' b, over rows of tokens */
+static inline void add_outer(const float *a, const float *b, long T, long rows, long columns, float *out) {
+    product(a, 1, rows, b, rows, T, columns, out, columns, out);
+}
+
+static inline float all(wide x) {
+    float sum = 0.0f;
+    for (int l = 0; l < WIDE; l++) sum += x[l];
+    return sum;
+}
+
+/* out = norm(x), with the mean and 1 / the standard deviation of every row in `stats` */
+static void norm_forward(const float *x, const float *gain, const float *bias, long T, long N, float eps, float *stats,
+                         float *out) {
+    for (long t = 0; t < T; t++, x += N, out += N, stats += 2) {
+        wide sum = {}, squares = {};
+        for (long n = 0; n < N; n += WIDE) sum += get(x + n);
+        float mean = all(sum) / N;
+        for (long n = 0; n < N; n += WIDE) squares += (get(x + n) - mean) * (get(x + n) - mean);
+        float inverse = 1.0f / __builtin_sqrtf(all(squares) / N + eps);
+        for (long n = 0; n < N; n += WIDE)
+            put(out + n, (get(x + n) - mean) * inverse * get(gain + n) + get(bias + n));
+        stats[0] = mean, stats[1] = inverse;
+    }
+}
+
+/* norm(x) again */
+static void norm_again(const float *x, const float *gain, const float *bias, const float *stats, long T, long N,
+                       float *out) {
+    for (long t = 0; t < T; t++, x += N, out += N, stats += 2)
+        for (long n = 0; n < N; n += WIDE)
+            put(out + n, (get(x + n) - stats[0]) * stats[1] * get(gain + n) + get(bias + n));
+}
+
+/* dx += the gradient through norm(x), and the gradients of its gain and bias */
+static void norm_backward(const float *x, const float *gain, const float *stats, const float *grad, long T, long N,
+                          float *dgain, float *dbias, float *dx) {
+    for (long t = 0; t < T; t++, x += N, grad += N, dx += N, stats += 2) {
+        wide sum = {}, along = {};
+        for (long n = 0; n < N; n += WIDE) {
+            wide g = get(grad + n), unit = (get(x + n) - stats[0]) * stats[1];
+            put(dgain + n, get(dgain + n) + g * unit);
+            put(dbias + n, get(dbias + n) + g);
+            g *= get(gain + n);
+            sum += g, along += g * unit;
+        }
+        float mean = all(sum) / N, slope = all(along) / N;
+        for (long n = 0; n < N; n += WIDE) {
+            wide unit = (get(x + n) - stats[0]) * stats[1];
+            put(dx + n, get(dx + n) + stats[1] * (get(grad + n) * get(gain + n) - mean - slope * unit));
+        }
+    }
+}
+
+static void add_rows(const float *x, long T, long n, float *out) {
+    for (long t = 0; t < T; t++, x += n)
+        for (long i = 0; i < n; i += WIDE) put(out + i, get(out + i) + get(x + i));
+}
+
+static void turn(const float *from, long rows, long columns, float *to) {
+    for (long i = 0; i < rows; i++)
+        for (long j = 0; j < columns; j++) to[j * rows + i] = from[i * columns + j];
+}
+
+enum { NORM1, BIAS1, QKV, QKV_BIAS, OUT, OUT_BIAS, NORM2, BIAS2, UP, UP_BIAS, DOWN, DOWN_BIAS };
+
+/* `kept` has 9 N + 4 floats for every token: qkv, attention, middle, up, and the statistics of both norms. `scratch` has
+ * 12 N N + 6 T N floats.
+ */
+void block_forward(const float *x, const float *const *w, const float *slopes, float *kept, float *scratch, float *y,
+                   long B, long T, long H, long D, float scale, float multiplier, float eps) {
+    long N = H * D, F = 4 * N, S = B * T;
+    float *qkv = kept, *attention = qkv + 3 * S * N, *middle = attention + S * N, *up = middle + S * N;
+    float *stats1 = up + S * F, *stats2 = stats1 + 2 * S;
+    float *to_qkv = scratch, *to_out = to_qkv + 3 * N * N, *to_up = to_out + N * N, *to_down = to_up + F * N;
+    float *h = to_down + F * N, *active = h + T * N, *branch = active + T * F;
+    turn(w[QKV], 3 * N, N, to_qkv);
+    turn(w[OUT], N, N, to_out);
+    turn(w[UP], F, N, to_up);
+    turn(w[DOWN], N, F, to_down);
+    for (long b = 0; b < B; b++) {
+        norm_forward(x, w[NORM1], w[BIAS1], T, N, eps, stats1, h);
+        product(h, N, 1, to_qkv, T, N, 3 * N, w[QKV_BIAS], 0, qkv);
+        attention_forward(qkv, slopes, attention, 1, T, H, D, scale);
+        product(attention, N, 1, to_out, T, N, N, w[OUT_BIAS], 0, branch);
+        for (long i = 0; i < T * N; i += WIDE) put(middle + i, get(x + i) + multiplier * get(branch + i));
+        norm_forward(middle, w[NORM2], w[BIAS2], T, N, eps, stats2, h);
+        product(h, N, 1, to_up, T, N, F, w[UP_BIAS], 0, up);
+        relu2_forward(up, active, T * F);
+        product(active, F, 1, to_down, T, F, N, w[DOWN_BIAS], 0, branch);
+        for (long i = 0; i < T * N; i += WIDE) put(y + i, get(middle + i) + multiplier * get(branch + i));
+        x += T * N, y += T * N, qkv += 3 * T * N, attention += T * N, middle += T * N, up += T * F;
+        stats1 += 2 * T, stats2 += 2 * T;
+    }
+}
+
+/* `dw` starts at zero. `scratch` has 11 T N floats. */
+void block_backward(const float *x, const float *const *w, const float *slopes, const float *kept, const float *grad,
+                    float *scratch, float *dx, float *const *dw, long B, long T, long H, long D, float scale,
+                    float multiplier) {
+    long N = H * D, F = 4 * N, S = B * T;
+    const float *qkv = kept, *attention = qkv + 3 * S * N, *middle = attention + S * N, *up = middle + S * N;
+    const float *stats1 = up + S * F, *stats2 = stats1 + 2 * S;
+    float *h = scratch, *branch = h + T * N, *dh = branch + T * N, *active = dh + T * N, *dactive = active + T * F;
+    float *dup = active, *dattention = active, *dqkv = dactive; /* each when the other is no longer needed */
+    for (long b = 0; b < B; b++) {
+        for (long i = 0; i < T * N; i += WIDE) put(branch + i, multiplier * get(grad + i));
+        relu2_forward(up, active, T * F);
+        add_outer(branch, active, T, N, F, dw[DOWN]);
+        add_rows(branch, T, N, dw[DOWN_BIAS]);
+        times(branch, w[DOWN], T, N, F, dactive);
+        relu2_backward(up, dactive, dup, T * F);
+        norm_again(middle, w[NORM2], w[BIAS2], stats2, T, N, h);
+        add_outer(dup, h, T, F, N, dw[UP]);
+        add_rows(dup, T, F, dw[UP_BIAS]);
+        times(dup, w[UP], T, F, N, dh);
+        memcpy(dx, grad, sizeof(float) * T * N);
+        norm_backward(middle, w[NORM2], stats2, dh, T, N, dw[NORM2], dw[BIAS2], dx);
+        for (long i = 0; i < T * N; i += WIDE) put(branch + i, multiplier * get(dx + i));
+        add_outer(branch, attention, T, N, N, dw[OUT]);
+        add_rows(branch, T, N, dw[OUT_BIAS]);
+        times(branch, w[OUT], T, N, N, dattention);
+        attention_backward(qkv, slopes, dattention, dqkv, 1, T, H, D, scale);
+        norm_again(x, w[NORM1], w[BIAS1], stats1, T, N, h);
+        add_outer(dqkv, h, T, 3 * N, N, dw[QKV]);
+        add_rows(dqkv, T, 3 * N, dw[QKV_BIAS]);
+        times(dqkv, w[QKV], T, 3 * N, N, dh);
+        norm_backward(x, w[NORM1], stats1, dh, T, N, dw[NORM1], dw[BIAS1], dx);
+        x += T * N, grad += T * N, dx += T * N, qkv += 3 * T * N, attention += T * N, middle += T * N, up += T * F;
+        stats1 += 2 * T, stats2 += 2 * T;
+    }
 }

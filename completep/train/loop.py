@@ -128,7 +128,7 @@ def train_claimed(
     validation_loss: float | None = None
     began = clock = time.perf_counter()
     step = logged = start
-    with stop_signals() as stop:
+    with speed.settled_objects(), stop_signals() as stop:
         while step < run.schedule.steps:
             if agree(stop.requested, world):
                 status = "stopped"

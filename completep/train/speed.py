@@ -1,11 +1,13 @@
 """Speed: process settings for the CPU, compilation per block, and the peak FLOP/s of a device."""
 
 import ctypes
+import gc
 import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -33,6 +35,17 @@ def keep_blocks() -> None:
         libc.mallopt(M_TRIM_THRESHOLD, -1)
     except (OSError, AttributeError):  # another libc: only slower
         return
+
+
+@contextmanager
+def settled_objects() -> Iterator[None]:
+    """Leave all objects that exist now out of garbage collections, which would look at them again every few steps."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def compile_blocks(model: nn.Module, tell: Callable[[str], None]) -> None:

@@ -1,5 +1,6 @@
 """kernels.c against torch in float64, and what happens where it cannot be used."""
 
+import copy
 import math
 import subprocess
 import sys
@@ -75,6 +76,93 @@ def test_relu2_is_torchs():
     assert torch.allclose(fused.relu2(x).double(), expected, rtol=1e-6)
     found, wanted = (torch.autograd.grad(y.sin().sum(), x)[0] for y in (fused.relu2(x), expected))
     assert torch.allclose(found, wanted.float(), atol=1e-5)
+
+
+def decoder_block(width, head_size, multiplier=0.3):
+    torch.manual_seed(width)
+    block = GPT(GPTConfig(width, 1, 61, head_size=head_size)).blocks[0]
+    for parameter in block.parameters():  # norms and biases too have values of their own
+        torch.nn.init.normal_(parameter, mean=float(parameter.dim() == 1), std=0.3)
+    block.multiplier = multiplier
+    return block
+
+
+def block_values(block, x, weight, kernel, dtype):
+    """The output, and the gradients of the input and of every parameter."""
+    block = copy.deepcopy(block).to(dtype)
+    block.kernel = kernel
+    x = x.to(dtype).requires_grad_()
+    place = torch.arange(x.shape[1])
+    mask = alibi_mask(
+        block.attention.qkv.in_features // block.attention.head_size, (place[:, None] - place)[None], dtype
+    )
+    y = block(x, mask, place[None])
+    return [y.detach(), *torch.autograd.grad((y * weight.to(dtype)).sum(), [x, *block.parameters()])]
+
+
+def block_errors(ours, block, time):
+    """Largest errors of output and gradients relative to float64: of the kernel, and of torch in float32."""
+    width = block.attention.qkv.in_features
+    x, weight = torch.randn(2, 3, time, width)
+    kernel = fused.WholeBlock(alibi_slopes(width // block.attention.head_size))
+    exact = block_values(block, x, weight, None, torch.float64)
+    mine = block_values(ours, x, weight, kernel, torch.float32)
+    torchs = block_values(block, x, weight, None, torch.float32)
+    return [
+        [((value - true).abs().max() / true.abs().max()).item() for value in both]
+        for *both, true in zip(mine, torchs, exact, strict=True)
+    ]
+
+
+@needs_compiler
+@pytest.mark.parametrize(("width", "head_size"), [(32, 8), (64, 16), (96, 8), (128, 32)])
+@pytest.mark.parametrize("time", [8, 24, 64, 128])
+def test_a_whole_block_is_torchs(width, head_size, time):
+    block = decoder_block(width, head_size)
+    errors = block_errors(block, block, time)
+    assert len(errors) == 14
+    for ours, torchs in errors:
+        assert ours < 4 * torchs + 1e-6
+
+
+@needs_compiler
+def test_another_multiplier_would_be_seen():
+    errors = block_errors(decoder_block(32, 8, 0.31), decoder_block(32, 8, 0.3), 16)
+    assert all(ours > 100 * torchs for ours, torchs in errors)
+
+
+@needs_compiler
+def test_a_block_that_is_not_a_number_stays_visible():
+    block = decoder_block(32, 8)
+    block.mlp.up.weight.data[3, 2] = math.nan
+    x = torch.randn(1, 8, 32)
+    ours, torchs = (
+        block_values(block, x, torch.ones_like(x), kernel, torch.float32)
+        for kernel in (fused.WholeBlock(alibi_slopes(4)), None)
+    )
+    finite = [value.isfinite().all().item() for value in ours]
+    assert finite == [value.isfinite().all().item() for value in torchs]
+    assert sum(finite) == 1  # the gradient of the last bias alone does not pass through the MLP
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("options", "time", "whole"),
+    [
+        ({}, 16, True),
+        ({}, 12, False),
+        ({"width": 48}, 16, False),
+        ({"width": 160}, 16, False),
+        ({"bias": False}, 16, False),
+        ({"norm": "rmsnorm"}, 16, False),
+        ({"activation": "gelu"}, 16, False),
+        ({"experts": 4, "active_experts": 2}, 16, False),
+    ],
+)
+def test_only_the_papers_narrow_blocks_are_taken_whole(options, time, whole):
+    model = GPT(GPTConfig(**{"width": 64, "depth": 2, "vocabulary": 61, "head_size": 8, **options}))
+    assert fused.fuse(model, time)
+    assert all((block.kernel is not None) is whole for block in model.blocks)
 
 
 def losses(model, use):
