@@ -95,7 +95,7 @@ def load_rules(path: Path | str) -> Rules:
     A file that was changed by hand is refused: its numbers would no longer be measured.
     """
     path = Path(path)
-    again = "derive the rules again: completep derive … --save rules.json"
+    again = "derive the rules again with `completep derive`"
     try:
         data = json.loads(read_text(path))
         measured = _read(data)

@@ -245,7 +245,7 @@ def _refuse_absent_rows(rules: Rules, anatomy: Anatomy) -> None:
     absent = [row.template for row in rules.named if row.template not in anatomy.parts]
     if absent:
         what = f"{rules.name}: there are rows for parameters that the model does not have: {some(absent)}"
-        raise UserError(what, fix="use rules that were measured on this model: completep derive … --save rules.json")
+        raise UserError(what, fix="use rules that `completep derive` measured on this model")
 
 
 def _muon_factor(name: str, ratios: Ratios) -> float:

@@ -92,8 +92,33 @@ def identity(kind: str, **content: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+class UserRun:
+    """What all runs of a user's own training have in common."""
+
+    setting: Setting
+    ranks: int
+
+    @property
+    def group(self) -> tuple[Shape, int]:
+        """Runs of one group can be compared on their way."""
+        return self.setting.shape, self.setting.seed
+
+    @property
+    def cost(self) -> float:
+        return self.setting.cost
+
+    def memory(self) -> float:
+        return INTERPRETER * self.ranks
+
+    def describe(self) -> str:
+        return self.setting.describe()
+
+    def loss(self, result: Mapping[str, object]) -> float | None:
+        return loss_of(result)
+
+
 @dataclass(frozen=True)
-class Command:
+class Command(UserRun):
     """One run of a command."""
 
     kind: ClassVar[str] = "command"
@@ -116,26 +141,8 @@ class Command:
         )  # fmt: skip
 
     @property
-    def group(self) -> tuple[Shape, int]:
-        """Runs of one group can be compared on their way."""
-        return self.setting.shape, self.setting.seed
-
-    @property
-    def cost(self) -> float:
-        return self.setting.cost
-
-    @property
     def imports(self) -> tuple[str, ...]:
         return ("completep.tuning.runs", "cattrs")
-
-    def memory(self) -> float:
-        return INTERPRETER * self.ranks
-
-    def describe(self) -> str:
-        return self.setting.describe()
-
-    def loss(self, result: Mapping[str, object]) -> float | None:
-        return loss_of(result)
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
@@ -261,7 +268,7 @@ def loss_of(result: Mapping[str, object]) -> float | None:
 
 
 @dataclass(frozen=True)
-class Call:
+class Call(UserRun):
     """One call of a Python function `train(trial) -> loss`, in a process of its own."""
 
     kind: ClassVar[str] = "function"
@@ -281,26 +288,8 @@ class Call:
         )
 
     @property
-    def group(self) -> tuple[Shape, int]:
-        """Runs of one group can be compared on their way."""
-        return self.setting.shape, self.setting.seed
-
-    @property
-    def cost(self) -> float:
-        return self.setting.cost
-
-    @property
     def imports(self) -> tuple[str, ...]:
         return ("completep.tuning.runs", "cattrs", "torch")
-
-    def memory(self) -> float:
-        return INTERPRETER * self.ranks
-
-    def describe(self) -> str:
-        return self.setting.describe()
-
-    def loss(self, result: Mapping[str, object]) -> float | None:
-        return loss_of(result)
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
