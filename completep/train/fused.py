@@ -28,7 +28,7 @@ from completep.model.gpt import GPT, MLP, Block, alibi_mask, alibi_slopes
 FLAGS = ("-O3", "-march=native", "-fno-trapping-math", "-fno-math-errno", "-shared", "-fPIC")
 MOST_TIME, ROWS = 128, 4  # as in kernels.c
 HEAD_SIZES = (8, 16, 32)  # torch's kernel is as fast for larger ones
-LONG, WIDE, WIDEST = 8, 32, 128  # a whole block: multiples of time and width, and the width up to which it pays
+LONG, WIDEST = 8, 128  # a whole block: the time is a multiple, and up to this width it pays
 TOLERANCE = 1e-5
 
 
@@ -41,7 +41,7 @@ def fuse(model: GPT, sequence: int) -> bool:
     small = sequence <= MOST_TIME and sequence % ROWS == 0 and c.head_size in HEAD_SIZES
     attention = Attention(alibi_slopes(c.heads)) if small and c.positions == "alibi" and not c.qk_norm else None
     papers = c.activation == "relu2" and c.norm == "layernorm" and c.bias and not c.experts
-    narrow = c.width <= WIDEST and c.width % WIDE == 0 and sequence % LONG == 0 and c.feed_forward == 4 * c.width
+    narrow = c.width <= WIDEST and sequence % LONG == 0 and c.feed_forward == 4 * c.width
     whole = WholeBlock(attention.slopes_H) if attention is not None and papers and narrow else None
     for block in model.blocks:
         assert isinstance(block, Block)

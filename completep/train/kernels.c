@@ -205,7 +205,7 @@ void relu2_backward(const float *x, const float *grad, float *dx, long n) {
  *     middle = x + multiplier * (out(attention(qkv(norm(x)))))
  *     y = middle + multiplier * (down(relu(up(norm(middle)))^2))
  *
- * N width, F = 4 N. T is a multiple of 8 and N one of 32.
+ * N width, F = 4 N. T and N are multiples of 8.
  */
 #ifdef __AVX512F__
 #define WIDE 16
@@ -216,31 +216,39 @@ void relu2_backward(const float *x, const float *grad, float *dx, long n) {
 #endif
 typedef float wide __attribute__((vector_size(4 * WIDE), aligned(4)));
 
-static inline wide get(const float *p) { return *(const wide *)p; }
-static inline void put(float *p, wide x) { *(wide *)p = x; }
+/* TILE rows and `VECTORS` vectors of columns of `product`, in registers. */
+#define DEFINE_TILE(NAME, VECTOR, SIZE, VECTORS)                                                                       \
+    static inline void NAME(const float *a, long down, long right, const float *b, long inner, long columns,           \
+                            const float *start, long start_step, float *out) {                                         \
+        VECTOR sum[TILE][VECTORS] = {};                                                                                \
+        for (int r = 0; start && r < TILE; r++)                                                                        \
+            for (int v = 0; v < VECTORS; v++) sum[r][v] = *(const VECTOR *)(start + r * start_step + v * SIZE);        \
+        for (long k = 0; k < inner; k++)                                                                               \
+            for (int v = 0; v < VECTORS; v++) {                                                                        \
+                VECTOR row = *(const VECTOR *)(b + k * columns + v * SIZE);                                            \
+                for (int r = 0; r < TILE; r++) sum[r][v] += a[r * down + k * right] * row;                             \
+            }                                                                                                          \
+        for (int r = 0; r < TILE; r++)                                                                                 \
+            for (int v = 0; v < VECTORS; v++) *(VECTOR *)(out + r * columns + v * SIZE) = sum[r][v];                   \
+    }
+DEFINE_TILE(wide_tile, wide, WIDE, 2)
+DEFINE_TILE(narrow_tile, vec, LANES, 1)
 
 /* out[i][j] = start[i][j] + sum_k a[i, k] * b[k][j], where a[i, k] is at a[i * down + k * right]. Rows of `start` lie
  * `start_step` apart (0: the same for all rows); without `start`, sums start at 0.
  */
 static inline void product(const float *a, long down, long right, const float *b, long rows, long inner, long columns,
                            const float *start, long start_step, float *out) {
-    for (long j = 0; j < columns; j += 2 * WIDE)
+    for (long j = 0; j < columns;) {
+        int whole = columns - j >= 2 * WIDE;
         for (long i = 0; i < rows; i += TILE) {
-            wide sum[TILE][2] = {};
-            for (int r = 0; start && r < TILE; r++) {
-                const float *from = start + (i + r) * start_step + j;
-                sum[r][0] = get(from), sum[r][1] = get(from + WIDE);
-            }
-            for (long k = 0; k < inner; k++) {
-                wide first = get(b + k * columns + j), second = get(b + k * columns + j + WIDE);
-                const float *x = a + i * down + k * right;
-                for (int r = 0; r < TILE; r++) sum[r][0] += x[r * down] * first, sum[r][1] += x[r * down] * second;
-            }
-            for (int r = 0; r < TILE; r++) {
-                put(out + (i + r) * columns + j, sum[r][0]);
-                put(out + (i + r) * columns + j + WIDE, sum[r][1]);
-            }
+            const float *from = start ? start + i * start_step + j : 0;
+            float *to = out + i * columns + j;
+            if (whole) wide_tile(a + i * down, down, right, b + j, inner, columns, from, start_step, to);
+            else narrow_tile(a + i * down, down, right, b + j, inner, columns, from, start_step, to);
         }
+        j += whole ? 2 * WIDE : LANES;
+    }
 }
 
 /* out = a b */
@@ -253,23 +261,17 @@ static inline void add_outer(const float *a, const float *b, long T, long rows, 
     product(a, 1, rows, b, rows, T, columns, out, columns, out);
 }
 
-static inline float all(wide x) {
-    float sum = 0.0f;
-    for (int l = 0; l < WIDE; l++) sum += x[l];
-    return sum;
-}
-
 /* out = norm(x), with the mean and 1 / the standard deviation of every row in `stats` */
 static void norm_forward(const float *x, const float *gain, const float *bias, long T, long N, float eps, float *stats,
                          float *out) {
     for (long t = 0; t < T; t++, x += N, out += N, stats += 2) {
-        wide sum = {}, squares = {};
-        for (long n = 0; n < N; n += WIDE) sum += get(x + n);
-        float mean = all(sum) / N;
-        for (long n = 0; n < N; n += WIDE) squares += (get(x + n) - mean) * (get(x + n) - mean);
-        float inverse = 1.0f / __builtin_sqrtf(all(squares) / N + eps);
-        for (long n = 0; n < N; n += WIDE)
-            put(out + n, (get(x + n) - mean) * inverse * get(gain + n) + get(bias + n));
+        vec sum = {}, squares = {};
+        for (long n = 0; n < N; n += LANES) sum += load(x + n);
+        float mean = total(sum) / N;
+        for (long n = 0; n < N; n += LANES) squares += (load(x + n) - mean) * (load(x + n) - mean);
+        float inverse = 1.0f / __builtin_sqrtf(total(squares) / N + eps);
+        for (long n = 0; n < N; n += LANES)
+            store(out + n, (load(x + n) - mean) * inverse * load(gain + n) + load(bias + n));
         stats[0] = mean, stats[1] = inverse;
     }
 }
@@ -278,33 +280,33 @@ static void norm_forward(const float *x, const float *gain, const float *bias, l
 static void norm_again(const float *x, const float *gain, const float *bias, const float *stats, long T, long N,
                        float *out) {
     for (long t = 0; t < T; t++, x += N, out += N, stats += 2)
-        for (long n = 0; n < N; n += WIDE)
-            put(out + n, (get(x + n) - stats[0]) * stats[1] * get(gain + n) + get(bias + n));
+        for (long n = 0; n < N; n += LANES)
+            store(out + n, (load(x + n) - stats[0]) * stats[1] * load(gain + n) + load(bias + n));
 }
 
 /* dx += the gradient through norm(x), and the gradients of its gain and bias */
 static void norm_backward(const float *x, const float *gain, const float *stats, const float *grad, long T, long N,
                           float *dgain, float *dbias, float *dx) {
     for (long t = 0; t < T; t++, x += N, grad += N, dx += N, stats += 2) {
-        wide sum = {}, along = {};
-        for (long n = 0; n < N; n += WIDE) {
-            wide g = get(grad + n), unit = (get(x + n) - stats[0]) * stats[1];
-            put(dgain + n, get(dgain + n) + g * unit);
-            put(dbias + n, get(dbias + n) + g);
-            g *= get(gain + n);
+        vec sum = {}, along = {};
+        for (long n = 0; n < N; n += LANES) {
+            vec g = load(grad + n), unit = (load(x + n) - stats[0]) * stats[1];
+            store(dgain + n, load(dgain + n) + g * unit);
+            store(dbias + n, load(dbias + n) + g);
+            g *= load(gain + n);
             sum += g, along += g * unit;
         }
-        float mean = all(sum) / N, slope = all(along) / N;
-        for (long n = 0; n < N; n += WIDE) {
-            wide unit = (get(x + n) - stats[0]) * stats[1];
-            put(dx + n, get(dx + n) + stats[1] * (get(grad + n) * get(gain + n) - mean - slope * unit));
+        float mean = total(sum) / N, slope = total(along) / N;
+        for (long n = 0; n < N; n += LANES) {
+            vec unit = (load(x + n) - stats[0]) * stats[1];
+            store(dx + n, load(dx + n) + stats[1] * (load(grad + n) * load(gain + n) - mean - slope * unit));
         }
     }
 }
 
 static void add_rows(const float *x, long T, long n, float *out) {
     for (long t = 0; t < T; t++, x += n)
-        for (long i = 0; i < n; i += WIDE) put(out + i, get(out + i) + get(x + i));
+        for (long i = 0; i < n; i += LANES) store(out + i, load(out + i) + load(x + i));
 }
 
 static void turn(const float *from, long rows, long columns, float *to) {
@@ -333,12 +335,12 @@ void block_forward(const float *x, const float *const *w, const float *slopes, f
         product(h, N, 1, to_qkv, T, N, 3 * N, w[QKV_BIAS], 0, qkv);
         attention_forward(qkv, slopes, attention, 1, T, H, D, scale);
         product(attention, N, 1, to_out, T, N, N, w[OUT_BIAS], 0, branch);
-        for (long i = 0; i < T * N; i += WIDE) put(middle + i, get(x + i) + multiplier * get(branch + i));
+        for (long i = 0; i < T * N; i += LANES) store(middle + i, load(x + i) + multiplier * load(branch + i));
         norm_forward(middle, w[NORM2], w[BIAS2], T, N, eps, stats2, h);
         product(h, N, 1, to_up, T, N, F, w[UP_BIAS], 0, up);
         relu2_forward(up, active, T * F);
         product(active, F, 1, to_down, T, F, N, w[DOWN_BIAS], 0, branch);
-        for (long i = 0; i < T * N; i += WIDE) put(y + i, get(middle + i) + multiplier * get(branch + i));
+        for (long i = 0; i < T * N; i += LANES) store(y + i, load(middle + i) + multiplier * load(branch + i));
         x += T * N, y += T * N, qkv += 3 * T * N, attention += T * N, middle += T * N, up += T * F;
         stats1 += 2 * T, stats2 += 2 * T;
     }
@@ -354,7 +356,7 @@ void block_backward(const float *x, const float *const *w, const float *slopes, 
     float *h = scratch, *branch = h + T * N, *dh = branch + T * N, *active = dh + T * N, *dactive = active + T * F;
     float *dup = active, *dattention = active, *dqkv = dactive; /* each when the other is no longer needed */
     for (long b = 0; b < B; b++) {
-        for (long i = 0; i < T * N; i += WIDE) put(branch + i, multiplier * get(grad + i));
+        for (long i = 0; i < T * N; i += LANES) store(branch + i, multiplier * load(grad + i));
         relu2_forward(up, active, T * F);
         add_outer(branch, active, T, N, F, dw[DOWN]);
         add_rows(branch, T, N, dw[DOWN_BIAS]);
@@ -366,7 +368,7 @@ void block_backward(const float *x, const float *const *w, const float *slopes, 
         times(dup, w[UP], T, F, N, dh);
         memcpy(dx, grad, sizeof(float) * T * N);
         norm_backward(middle, w[NORM2], stats2, dh, T, N, dw[NORM2], dw[BIAS2], dx);
-        for (long i = 0; i < T * N; i += WIDE) put(branch + i, multiplier * get(dx + i));
+        for (long i = 0; i < T * N; i += LANES) store(branch + i, multiplier * load(dx + i));
         add_outer(branch, attention, T, N, N, dw[OUT]);
         add_rows(branch, T, N, dw[OUT_BIAS]);
         times(branch, w[OUT], T, N, N, dattention);
