@@ -457,11 +457,12 @@ def _penalized(u: Floats, y: Floats, seed: "NDArray[np.int64]") -> tuple[Floats,
     noise = max(float(residual @ residual) / freedom, 1e-20) if freedom > 0 else NOISE**2
     c2 = abs(_without_levels(u, y, seed, min(most, 3))[1])
     powers = _without_seeds(u[:, None] ** np.arange(DEGREE + 1), seed)
-    known = np.zeros(DEGREE + 1)
-    known[3:5] = 1 / np.maximum(np.array([SKEW, TAIL]) * c2, 1e-9) ** 2
-    covariance = np.asarray(np.linalg.inv(powers.T @ powers / noise + np.diag(known)), float)
-    coefficients = covariance @ (powers.T @ y) / noise
-    return coefficients, covariance, float(max(freedom, 0))
+    # What is known of a coefficient is one more row each. By QR, since squares of tiny noise are lost beside others.
+    known = np.eye(DEGREE + 1)[3:5] / np.maximum(np.array([SKEW, TAIL]) * c2, 1e-9)[:, None]
+    q, r = np.linalg.qr(np.concatenate([powers / noise**0.5, known]))
+    inverse = np.linalg.inv(r)
+    coefficients = inverse @ (q[: len(y)].T @ y) / noise**0.5
+    return coefficients, np.asarray(inverse @ inverse.T, float), float(max(freedom, 0))
 
 
 def _without_seeds(columns: Floats, seed: "NDArray[np.int64]") -> Floats:

@@ -15,7 +15,7 @@ from completep.data.builtin import builtin_corpus
 from completep.data.sampler import Sampler
 from examples.own_model import MyModel
 
-STEPS, BATCH, TIME = 40, 8, 64
+STEPS, BATCH, TIME = 20, 8, 64
 
 
 def main() -> list[float]:

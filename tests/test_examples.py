@@ -105,6 +105,7 @@ def test_it_trains_like_a_plain_loop(name, kind, settings):
 
 @pytest.mark.slow
 def test_fsdp2_gives_the_same_losses_on_one_and_two_ranks():
+    # Over 20 steps: after 40, differences of rounding have grown to 2e-2 on some processors.
     assert losses("fsdp2", ranks=1) == pytest.approx(losses("fsdp2", ranks=2), abs=2e-3)
 
 
