@@ -52,9 +52,12 @@ typedef struct {
     float dk[MOST_T * MOST_D], dv[MOST_T * MOST_D]; /* [T][D] */
 } Room;
 
+/* Blocks may reach past the last token: there 0, never NaN. */
 static inline void transpose(const float *from, long step, long T, long D, float *to) {
     for (long t = 0; t < T; t++)
         for (long d = 0; d < D; d++) to[d * MOST_T + t] = from[t * step + d];
+    for (long t = T; t % LANES; t++)
+        for (long d = 0; d < D; d++) to[d * MOST_T + t] = 0.0f;
 }
 
 /* out[r][j] = slope * (j - r - first) + scale * sum_d x[r][d] * y[d][j], for the first `blocks` blocks of j. */
@@ -169,7 +172,7 @@ static inline void head_backward(Room *room, const float *q, const float *k, con
 
 void attention_forward(const float *qkv, const float *slopes, float *out, long B, long T, long H, long D,
                        float scale) {
-    Room room = {0}; /* blocks may reach past the last token: there 0, never NaN */
+    Room room;
     long n = H * D;
     for (long b = 0; b < B; b++)
         for (long h = 0; h < H; h++) {
@@ -181,7 +184,7 @@ void attention_forward(const float *qkv, const float *slopes, float *out, long B
 
 void attention_backward(const float *qkv, const float *slopes, const float *grad, float *dqkv, long B, long T, long H,
                         long D, float scale) {
-    Room room = {0}; /* blocks may reach past the last token: there 0, never NaN */
+    Room room;
     long n = H * D;
     for (long b = 0; b < B; b++)
         for (long h = 0; h < H; h++) {
