@@ -37,6 +37,7 @@ SYMBOLS = {
 }
 MOST_TICKS = 20
 BAND = 0.18  # opacity
+EDGE = 6  # pixels from the upper edge to what is marked there, so that panels align
 MOST_POINTS = 30  # on a line; more would touch each other
 LOSS = "validation loss (nats per token)"
 Kind = Literal["svg", "png", "pdf"]
@@ -221,7 +222,7 @@ def loss_curves(
     layers.append(alt.Chart(best).mark_point(shape="diamond", filled=True, size=120).encode(**look))
     for lost, filled in ((diverged, True), (above, False)):
         if not lost.is_empty():
-            marks = alt.Chart(lost).mark_point(shape="triangle-up", filled=filled, size=70)
+            marks = alt.Chart(lost).mark_point(shape="triangle-up", filled=filled, size=70, yOffset=EDGE)
             layers.append(marks.encode(**look, **({} if filled else {"tooltip": tooltip})))
     return panel(*layers, title=title, why=why)
 
@@ -239,7 +240,7 @@ def lines(
     layers = [plain.encode(**look, tooltip=tooltip).add_params(hidden)]
     lost = frame.filter(~pl.col(value).is_finite()).with_columns(pl.lit(finite[value].max()).alias(value))
     if not lost.is_empty():
-        marks = alt.Chart(lost).mark_point(shape="triangle-up", filled=True, size=80)
+        marks = alt.Chart(lost).mark_point(shape="triangle-up", filled=True, size=80, yOffset=EDGE)
         layers.append(marks.encode(**look, tooltip=tooltip[:-1]))
     return panel(*layers, title=title, why=why)
 
