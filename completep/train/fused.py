@@ -74,7 +74,8 @@ class WholeBlock:
         modules = (first, attention.qkv, attention.out, second, mlp.up, mlp.down)
         weights = [parameter for module in modules for parameter in (module.weight, module.bias)]
         factors = (attention.scale, block.multiplier, first.eps)
-        out: Tensor = _Block.apply(x_BTN.contiguous(), self.slopes_H, attention.head_size, factors, *weights)  # type: ignore[no-untyped-call]
+        inputs = (x_BTN.contiguous(), self.slopes_H, attention.head_size, factors)
+        out: Tensor = _Block.apply(*inputs, *weights)  # type: ignore[no-untyped-call]
         return out
 
 
