@@ -162,6 +162,17 @@ def read_text(path: Path, most: int = SMALL) -> str:
         raise UserError(f"{path} is not text: {error}", fix="check the name") from error
 
 
+def last_lines(path: Path, count: int = 8) -> str:
+    """The last lines of a log that are not blank; nothing if it cannot be read."""
+    try:
+        with open_regular(path) as file:
+            file.seek(max(0, path.stat().st_size - 2**16))  # a log may be long
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return "\n".join([line for line in lines if line.strip()][-count:])
+
+
 def sha256_of(path: Path) -> str:
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

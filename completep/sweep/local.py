@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 
 from completep.errors import UserError
-from completep.files import append, open_regular
+from completep.files import append, last_lines
 from completep.sweep.devices import available_memory, device_count, device_groups
 from completep.sweep.engine import Ended, attempt
 from completep.sweep.store import Store
@@ -114,12 +113,3 @@ def work(store: Store, task: Task, devices: str | None) -> None:
         sys.exit({"done": 0, "elsewhere": ELSEWHERE, "stopped": STOPPED}[attempt(store, task)])
     except (TaskError, UserError) as error:
         sys.exit(str(error))
-
-
-def last_lines(path: Path, count: int = 8) -> str:
-    try:
-        with open_regular(path) as file:
-            file.seek(max(0, path.stat().st_size - 2**16))  # a log may be long
-            return "\n".join(file.read().decode(errors="replace").splitlines()[-count:])
-    except OSError:
-        return ""

@@ -20,8 +20,8 @@ from completep.sweep.task import Task
 FOLDER = ".queue"
 # What a queue may hold, and where it is read: a name in a file never chooses what is imported.
 KINDS = {
-    "command": "completep.tuning.runs:Command",
-    "function": "completep.tuning.runs:Call",
+    "command": "completep.tuning.tasks:Command",
+    "function": "completep.tuning.tasks:Call",
     "training": "completep.sweep.training:Training",
     "decoder": "completep.tuning.decoder:Decoder",
 }

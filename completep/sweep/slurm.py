@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from completep.errors import UserError
-from completep.files import make_folder, write_over
+from completep.files import last_lines, make_folder, write_over
 from completep.sweep.engine import Ended
-from completep.sweep.local import last_lines
 from completep.sweep.queue import ask, failure, withdraw
 from completep.sweep.store import Store
 from completep.sweep.task import Task

@@ -18,7 +18,7 @@ from completep.train.folder import METRICS
 from completep.train.records import Record, read_metrics
 from completep.tuning.hopeless import hopeless
 from completep.tuning.reading import Reading
-from completep.tuning.runs import RESULT, write_hopeless
+from completep.tuning.tasks import RESULT, write_hopeless
 
 
 @dataclass(frozen=True)

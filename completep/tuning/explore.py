@@ -19,7 +19,7 @@ from typing import Literal, Protocol
 from completep.errors import UserError
 from completep.sweep.search import Runner
 from completep.sweep.task import Task, Trial, Value
-from completep.tuning.search import refuse_argument
+from completep.tuning.ignored import refuse_argument
 from completep.tuning.space import Dimension
 from completep.tuning.stopping import StopsEarly
 

@@ -17,11 +17,11 @@ from completep.tuning.explore import CONFIRMED, Explore, choose_method, default_
 from completep.tuning.precision import Advice, Design, advise
 from completep.tuning.record import Known, changed, read_record, record_path
 from completep.tuning.result import judged_frame
-from completep.tuning.runs import Call, Command
 from completep.tuning.scripts import Hashes
 from completep.tuning.settings import Tuning
 from completep.tuning.space import Dimension
 from completep.tuning.subject import Subject
+from completep.tuning.tasks import Call, Command
 from completep.tuning.template import Template
 
 

@@ -25,11 +25,11 @@ from completep.tuning.precision import Design
 from completep.tuning.prepare import Prepared, existing_folder, frame_of, prepare
 from completep.tuning.record import Known, all_counts, read_record, write_record
 from completep.tuning.result import Tuned, TunePlan, TuneStatus, best_of, judged_frame, line_of
-from completep.tuning.runs import Command
 from completep.tuning.search import Staged, expected_runs
 from completep.tuning.settings import Tuning, described, make_tuning, names_toml, read_tuning
 from completep.tuning.space import Dimension
 from completep.tuning.subject import DecoderSubject
+from completep.tuning.tasks import Command
 
 Place = Path | str
 

@@ -12,22 +12,19 @@ A dimension of words, or of two values, has no neighbours: all its values are ru
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from completep.config import Shape
 from completep.errors import UserError
-from completep.sweep.search import Bracketing, Losses, Runner, next_values
+from completep.sweep.search import Bracketing, Runner, next_values
 from completep.sweep.task import Task, Trial, Value
+from completep.tuning.ignored import refuse_ignored, refuse_ignored_seeds, refuse_ignored_shapes
 from completep.tuning.precision import WIDEST, Advice, Design
 from completep.tuning.space import Dimension
 from completep.tuning.stopping import StopsEarly
 
 PASSES = 3  # over all dimensions at the base, until none moves
-
-
-def shape_of(trial: Trial) -> Shape:
-    return Shape(trial.point.whole("width"), trial.point.whole("depth"))
 
 
 def no_advice(name: str, trials: Sequence[Trial], first: Design) -> Advice | None:
@@ -167,57 +164,6 @@ def mean_losses(engine: Runner, trials: Sequence[Trial], d: Dimension) -> dict[f
         loss = t.task.loss(result) if result.get("status") == "done" else None
         losses.setdefault(d.place(d.at_point(t.point)), []).append(math.inf if loss is None else loss)
     return {place: sum(several) / len(several) for place, several in losses.items()}
-
-
-def refuse_ignored(d: Dimension, losses: Losses) -> None:
-    """A script that ignores its argument gives the same loss for every value."""
-    finite = {place: loss for place, loss in losses.items() if math.isfinite(loss)}
-    if len(finite) > 1 and len(set(finite.values())) == 1:
-        refuse_argument(d, [d.near(place) for place in sorted(finite)], next(iter(finite.values())))
-
-
-def refuse_argument(d: Dimension, values: Sequence[Value], loss: float) -> None:
-    shown = " and ".join(d.show(v) for v in values[:2])
-    raise UserError(
-        f"the script seems to ignore {d.name}: with {d.name} = {shown} the loss is {loss!r}",
-        fix=f"check that the command passes {{{d.name}}} on, and that the script uses it",
-    )
-
-
-def refuse_ignored_seeds(engine: Runner, trials: Iterable[Trial]) -> None:
-    """Two seeds with the same loss at every point: the script does not use its seed."""
-    results = engine.store.results(t.task for t in trials)
-    points: dict[object, dict[Value, float]] = {}
-    for trial in trials:
-        loss = trial.task.loss(results.get(trial.task.id, {}))
-        if loss is not None:
-            key = tuple((k, v) for k, v in trial.point.items() if k != "seed")
-            points.setdefault(key, {})[trial.point["seed"]] = loss
-    several = [losses for losses in points.values() if len(losses) > 1]
-    if several and all(len(set(losses.values())) == 1 for losses in several):
-        seeds, loss = ", ".join(map(str, several[0])), next(iter(several[0].values()))
-        raise UserError(
-            f"the script seems to ignore the seed: seeds {seeds} give the same loss {loss!r}",
-            fix="let the seed set the initial weights and the order of the data; or use one seed",
-        )
-
-
-def refuse_ignored_shapes(engine: Runner, trials: Iterable[Trial]) -> None:
-    """Two shapes with the same loss for every value and seed: the script does not use width and depth."""
-    results = engine.store.results(t.task for t in trials)
-    points: dict[object, dict[Shape, float]] = {}
-    for trial in trials:
-        loss = trial.task.loss(results.get(trial.task.id, {}))
-        if loss is not None and math.isfinite(loss):
-            key = tuple((k, v) for k, v in trial.point.items() if k not in ("width", "depth"))
-            points.setdefault(key, {})[shape_of(trial)] = loss
-    several = [losses for losses in points.values() if len(losses) > 1]
-    if len(several) > 1 and all(len(set(losses.values())) == 1 for losses in several):
-        shapes = " and ".join(f"{s.width} × {s.depth}" for s in several[0])
-        raise UserError(
-            f"the script seems to ignore its shape: {shapes} give the same loss {next(iter(several[0].values()))!r}",
-            fix="check that the command passes {width} and {depth} on, and that the script builds such a model",
-        )
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from completep.sweep.search import Runner
 from completep.sweep.store import Store
 from completep.sweep.task import Task
 from completep.tuning.decoder import Decoder
-from completep.tuning.runs import Call, Command
+from completep.tuning.tasks import Call, Command
 
 
 @dataclass

@@ -16,9 +16,9 @@ from completep.sweep.task import Task, Value
 from completep.sweep.training import Training
 from completep.tuning.decoder import Decoder
 from completep.tuning.reading import Source, Take
-from completep.tuning.runs import Call, Command, Setting, derived, refuse_main
 from completep.tuning.scripts import Hashes, find_scripts
 from completep.tuning.space import SHAPE_NAMES, Dimension
+from completep.tuning.tasks import Call, Command, Setting, derived, refuse_main
 from completep.tuning.template import Template
 
 ALWAYS = (*SHAPE_NAMES, "seed", "folder", "rules")

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 from completep.config import Shape, sealed
 from completep.errors import UserError
-from completep.files import create, make_folder, open_regular, write_new, write_over
+from completep.files import create, last_lines, make_folder, write_new, write_over
 from completep.load import load_factory
 from completep.sweep.child import run_child
 from completep.sweep.task import TaskError, Value
@@ -142,7 +142,7 @@ class Command(UserRun):
 
     @property
     def imports(self) -> tuple[str, ...]:
-        return ("completep.tuning.runs", "cattrs")
+        return ("completep.tuning.tasks", "cattrs")
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
@@ -156,7 +156,7 @@ class Command(UserRun):
 
     def carry_out(self, folder: Path, lock: int) -> None:
         content = asdict(replace(self, bar=())) | {"words": self.words(str(folder / WORK))}
-        work = prepare(folder, content, keep=self.resumes)
+        work = start_folder(folder, content, keep=self.resumes)
         words = self.words(str(work))
         if words[0] in ("python", "python3"):
             words[0] = sys.executable  # the interpreter that completep is installed for
@@ -222,16 +222,11 @@ def diverged(source: Source, folder: Path) -> bool:
 
 def last_words(folder: Path) -> str:
     """The last lines that a run printed, errors first."""
-    for name in (STDERR, STDOUT):
-        with open_regular(folder / name) as file:
-            file.seek(max(0, (folder / name).stat().st_size - 2**16))
-            lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
-        if lines:
-            return "\n".join(lines[-LAST_LINES:])
-    return "it printed nothing"
+    printed = (last_lines(folder / name, LAST_LINES) for name in (STDERR, STDOUT))
+    return next(filter(None, printed), "it printed nothing")
 
 
-def prepare(folder: Path, content: Mapping[str, object], *, keep: bool) -> Path:
+def start_folder(folder: Path, content: Mapping[str, object], *, keep: bool) -> Path:
     """Describe the run in its folder, and make the folder that the script writes to: empty, unless it is kept."""
     write_over(folder / RUN, json.dumps(content, indent=2) + "\n")
     work = folder / WORK
@@ -289,7 +284,7 @@ class Call(UserRun):
 
     @property
     def imports(self) -> tuple[str, ...]:
-        return ("completep.tuning.runs", "cattrs", "torch")
+        return ("completep.tuning.tasks", "cattrs", "torch")
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
@@ -299,7 +294,7 @@ class Call(UserRun):
         return Call(**{**content, **_common(content)})
 
     def carry_out(self, folder: Path, lock: int) -> None:
-        work = prepare(folder, asdict(replace(self, bar=())), keep=self.resumes)
+        work = start_folder(folder, asdict(replace(self, bar=())), keep=self.resumes)
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         if "torch" in sys.modules:
             sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
