@@ -1,6 +1,6 @@
-"""An engine that stops hopeless runs early: it gives every run the curve of the best finished one.
+"""An engine that stops hopeless runs early. It gives every run the curve of the best finished run.
 
-Any other engine runs a stopped one to its end (`is_enough` in sweep/task.py), so that a verdict never rests on it.
+Every other engine does a stopped run to its end (`is_enough` in sweep/task.py), so no verdict uses a stopped run.
 """
 
 from collections.abc import Sequence

@@ -167,6 +167,11 @@ def test_a_script_that_ignores_its_seed_is_noticed(tmp_path):
         staged(tmp_path, bowl_trials(None, loss=lambda depth, e, seed: 2 + e**2))
 
 
+def test_a_script_that_ignores_its_shape_is_noticed(tmp_path):
+    with pytest.raises(UserError, match="ignore its shape: 64 × 2 and 64 × 8 give the same loss"):
+        staged(tmp_path, bowl_trials(None, loss=lambda depth, e, seed: 2 + e**2 + 0.01 * seed))
+
+
 def test_a_loss_that_is_always_nan_is_an_error(tmp_path):
     with pytest.raises(UserError, match="every run at the base diverged"):
         staged(tmp_path, bowl_trials(None, loss=lambda depth, e, seed: math.nan))
