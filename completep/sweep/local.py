@@ -1,4 +1,4 @@
-"""Backend: this machine. A process per task, one thread each, as many as there are cores or GPUs."""
+"""Backend: this machine. One process per task, with one thread each, as many as there are cores or GPUs."""
 
 import multiprocessing
 import os
@@ -17,14 +17,14 @@ from completep.sweep.store import Store
 from completep.sweep.task import Task, TaskError
 
 ELSEWHERE, STOPPED = 3, 4  # exit codes of a task's process
-SHARE = 0.8  # of the free memory may be planned for
+SHARE = 0.8  # of the free memory is used for tasks
 
 
 @dataclass
 class Local:
-    """Tasks on this machine; `workers` at a time, by default one per core or GPU (or group of GPUs).
+    """Tasks on this machine, `workers` at a time; by default one per core, or one per GPU or group of GPUs.
 
-    `per_gpu` tasks share a GPU, for runs that are too small to fill one.
+    `per_gpu` tasks share a GPU, if they are too small to use all of it.
     """
 
     workers: int | None = None
@@ -42,9 +42,8 @@ class Local:
             raise UserError(f"workers={workers}: must be at least 1", fix="leave workers out for one per core or GPU")
         self.store, self.free_seats = store, groups[:workers] or [None] * workers
         self.memory = available_memory()
-        self.context = multiprocessing.get_context(
-            "forkserver"
-        )  # its forks have imported what they need and start at once
+        # A fork of this server has imported what the task needs, so it starts at once.
+        self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload([__name__, *sorted({name for task in tasks for name in task.imports})])
 
     def has_room(self, task: Task) -> bool:
@@ -79,14 +78,14 @@ class Local:
         self.seats.clear()
 
     def close(self) -> None:
-        """Nothing was taken."""
+        """There is nothing to release."""
 
 
 @contextmanager
 def main_not_imported(task: Task) -> Iterator[None]:
-    """Keep a new process from importing your script, which would start the same sweep again.
+    """Keep a new process from importing the user's script, which would start the same sweep again.
 
-    multiprocessing imports the script to unpickle its classes. Only tasks that are defined there need that.
+    multiprocessing imports that script to unpickle its classes. Only tasks that are defined there need it.
     """
     main = sys.modules["__main__"]
     file = getattr(main, "__file__", None)

@@ -465,10 +465,10 @@ def test_what_cannot_work_is_refused_before_anything_runs(tmp_path, change, said
             ["--model", "gpt", "--space", "rate=1..4"],
             "fix: use one of lr, std, weight_decay, eps, beta1, beta2, tau,",
         ),
-        (["--model", "gpt", "--space", "lr=1..4", "--slurm", "partition=x"], "partition is for SLURM"),
+        (["--model", "gpt", "--space", "lr=1..4", "--slurm", "partition=x"], "partition is only for engine=slurm"),
         (
             ["--model", "gpt", "--space", "lr=1..4", "--per-gpu", "2", "--engine", "ray"],
-            "per_gpu=2 is for this machine",
+            "per_gpu=2 is only for engine=local",
         ),
         (["--model", "gpt", "--space", "lr=1..4", "--out", __file__], "is a file, not a folder"),
         (["--model", "gpt", "--space", "lr=1..4:0"], "such as lr=1..4:0.5"),
