@@ -8,9 +8,9 @@ scaling.init_(std=0.02, seed=0)
 optimizer = torch.optim.AdamW(scaling.param_groups(lr=2**-8, weight_decay=0.1, eps=1e-16), betas=(0.9, 0.95))
 
 Further functions: `explain`, `audit`, `check`, `derive`, `laziness`, `transfer`, `plan`, `tune` and `study`
-(`list_studies` lists them). Each returns a result with its numbers as fields, `.verdict` where there is one,
-`to_json()`, `write(folder)`, and a form for terminals and notebooks. `import completep` is light: what needs torch is
-imported when it is first used.
+(`list_studies` lists the studies). Each returns a result with its numbers as fields, `.verdict` if there is one,
+`to_json()`, `write(folder)`, and a form for terminals and notebooks. `import completep` is fast: modules that need
+torch are imported when they are first used.
 """
 
 from typing import TYPE_CHECKING

@@ -133,7 +133,7 @@ def test_the_demo_tunes_at_the_base_and_reports(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["explain", "nocolon", *SIZES], "'nocolon' names no factory"),
+        (["explain", "nocolon", *SIZES], "'nocolon' does not name a factory"),
         (["explain", "no.such.module:f", *SIZES], "cannot import no.such.module"),
         (["explain", "missing.py:f", *SIZES], "there is no file missing.py"),
         (["explain", "{file}:nothing", *SIZES], "has no callable 'nothing'"),

@@ -239,7 +239,7 @@ def test_runs_survive_json(tuned):
         (lambda d: d["model"].update(width=True), "True is not of type int"),
         (lambda d: d["model"].update(width=100), "not a multiple of the head size"),
         (lambda d: d["hyperparameters"].update(lr=-1), "lr=-1"),
-        (lambda d: d["schedule"].update(warmup=2000), "warmup=2000: not a schedule"),
+        (lambda d: d["schedule"].update(warmup=2000), "warmup=2000 with steps=1000: the warm-up must lie"),
         (lambda d: d.update(style="fold"), "style"),
     ],
 )
