@@ -1,6 +1,6 @@
 """From a budget or a size to a run: shape, tokens, batch, steps, learning rates, weight decay, FLOPs, memory.
 
-Every choice that is not yours is made by a law with a name, and the plan carries those names.
+Every setting that is not given is chosen by a law. The plan names the law of each setting.
 """
 
 import math
@@ -33,7 +33,7 @@ from completep.units import human, parse_quantity
 
 Law = Literal["paper", "completed"]
 MOST_TOKENS = 1e17
-LARGEST_DECAY = 1e300  # of a λ that can still be calculated with
+LARGEST_DECAY = 1e300  # largest λ whose products are still finite
 # Numbers above these are typing mistakes.
 ABSURD = {
     "width": 1e6,
@@ -50,7 +50,7 @@ ABSURD = {
 @dataclass(frozen=True)
 class RoleSettings:
     role: Role
-    init_std: float | None  # None where it starts at a constant
+    init_std: float | None  # None if the parameter starts at a constant
     lr: float
     weight_decay: float
     eps: float
@@ -68,7 +68,7 @@ class Change:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Plan(Result):
-    """A run, and why each of its settings is as it is."""
+    """A run, and the law behind each of its settings."""
 
     run: Run
     flops: float
@@ -137,11 +137,11 @@ class Plan(Result):
         parts = f"state {_gb(needed.state)}, gathered {_gb(needed.gathered)}, activations {_gb(needed.activations)}"
         rows = (
             ("shape", shape, laws.get("shape", "given")),
-            ("parameters", f"{human(count.non_embedding(model))} in blocks, {human(total)} in all{routed}", "count"),
+            ("parameters", f"{human(count.non_embedding(model))} in blocks, {human(total)} in all{routed}", "counted"),
             ("tokens", f"{human(run.tokens)} ({run.tokens / active:.1f} per {passed}parameter)", laws["tokens"]),
-            ("training FLOPs", f"{self.flops:.3g}", "granular count (docs/paper-numbers.md)"),
+            ("training FLOPs", f"{self.flops:.3g}", "counted by component (docs/paper-numbers.md)"),
             ("batch", batch, laws["batch"]),
-            ("steps", f"{run.schedule.steps}, of which {run.schedule.warmup} warm-up", laws["warm-up"]),
+            ("steps", f"{run.schedule.steps}, with {run.schedule.warmup} of warm-up", laws["warm-up"]),
             ("base learning rate η", f"{h.lr:.6g}", laws["learning rate"]),
             *((f"η of {role}", f"× {times:.6g}", laws[BY_ROLE]) for role, times in h.lr_of.items()),
             ("base init std σ", f"{h.std:.6g}", laws["init std"]),
@@ -156,10 +156,8 @@ class Plan(Result):
 
     def _role_table(self) -> Table:
         base = self.run.base
-        title = (
-            f"AdamW by role: {self.rules.name}, m_N = {self.m_N:g}, m_L = {self.m_L:g} "
-            f"(base width {base.width}, depth {base.depth})"
-        )
+        sizes = f"m_N = {self.m_N:g}, m_L = {self.m_L:g}, base {base.width} × {base.depth}"
+        title = f"AdamW by role: {self.rules.name}, {sizes}"
         rows = tuple(
             (str(s.role), "constant" if s.init_std is None else f"{s.init_std:.4g}", s.lr, s.weight_decay, s.eps)
             for s in self.roles()
@@ -240,10 +238,10 @@ def plan(
         depth: depth L, with width.
         device: name (h100, a100, …) or peak FLOP/s ("989e12").
         mfu: share of the peak that training reaches.
-        max_width: widest model that fits, for memory.
-        max_depth: deepest model that is fast enough, for latency.
-        head_size: of every attention head; by default the tuned run's, else 64, or less so that there are four heads.
-        vocabulary: tokens in the vocabulary; by default the tuned run's, else 50257.
+        max_width: largest width, if memory limits it.
+        max_depth: largest depth, if latency limits it.
+        head_size: dimensions per attention head; by default the tuned run's, else 64, or less to have four heads.
+        vocabulary: size of the vocabulary; by default the tuned run's, else 50257.
         experts: experts in every block; by default the tuned run's, else none. With experts, tpp counts the parameters
             that one token passes.
         active_experts: experts that a token is sent to; by default the tuned run's, else 1.
@@ -258,12 +256,12 @@ def plan(
         lr: base learning rate; by default the tuned run's, else the paper's 2^-8.
         std: base init standard deviation; by default the tuned run's, else the paper's 0.02.
         tau: weight-decay timescale, 1 / (lr · weight decay · steps); by default the tuned run's, else 0.1407.
-        tuned: what `tune` found (tuned.json), or a tuned run (run.json), to carry over to the larger target. What you
-            give besides it wins.
+        tuned: a tuned.json from `tune`, or a tuned run (run.json), to carry over to the larger target. Other arguments
+            override it.
         law: with tuned: how batch and duration transfer (the paper's laws, or Complete(d)P's).
         horizon_exponent: with law="completed", by default 0.5; published values are 0.28 to 0.5.
         ranks: devices that share the state (FSDP2).
-        micro_batch: sequences per device and pass, for the memory estimate.
+        micro_batch: sequences per device and forward pass, for the memory estimate.
     """
     choice("law", law, get_args(Law))
     tuned_values: TunedValues | None = None
@@ -286,10 +284,11 @@ def plan(
     )  # fmt: skip
     _refuse_contradictions(tuned, law, horizon_exponent, start, lr=lr, tau=tau)
     if tokens is not None and (flops is not None or gpu_hours is not None):
-        raise UserError("tokens with a budget leave the shape open", fix="give params or width and depth, with tokens")
+        what = f"tokens={tokens} with a budget: the budget decides the number of tokens"
+        raise UserError(what, fix="leave tokens out, or give params, or width and depth, instead of the budget")
     wanted = None if tokens is None else parse_quantity(str(tokens), "tokens")
     if wanted is not None and wanted > MOST_TOKENS:
-        raise UserError(f"tokens={tokens} is more text than there is", fix="check the number")
+        raise UserError(f"tokens={tokens} is implausible (more than {MOST_TOKENS:g})", fix="check the number")
     narrowest = min(width or paper.BASE.width, (start or paper.BASE).width)
     plain = _like(tuned, head_size, vocabulary, narrowest)
     like = replace(
@@ -320,7 +319,7 @@ def plan(
 
 
 def _like(tuned: Run | None, head_size: int | None, vocabulary: int | None, narrowest: int) -> GPTConfig:
-    """A model one head wide, with everything but its shape. Base and target have heads of one size."""
+    """A model with all settings but the shape, one head wide. Base and target have the same head size."""
     if tuned is None:
         size = head_size or default_head_size(narrowest)
         return GPTConfig(size, 1, vocabulary or paper.VOCABULARY, size)
@@ -331,12 +330,13 @@ def _like(tuned: Run | None, head_size: int | None, vocabulary: int | None, narr
 def _refuse_contradictions(
     tuned: Run | None, law: Law, exponent: float | None, base: Shape | None, **given: float | None
 ) -> None:
-    """Arguments that would otherwise have no effect."""
+    """Refuse arguments that would have no effect."""
     if tuned is None and law == "completed":
-        raise UserError("law='completed' scales a tuned run, and none is given", fix="give the tuned run, or leave law")
+        raise UserError("law='completed' scales a tuned run, and none is given", fix="give tuned, or leave law out")
     if law != "completed" and exponent is not None:
         raise UserError(
-            f"horizon_exponent={exponent:g} has no effect under the paper's law", fix="use it with law completed"
+            f"horizon_exponent={exponent:g} has no effect under the paper's law",
+            fix="add law='completed', or leave horizon_exponent out",
         )
     for name in [name for name, value in given.items() if value is not None and law == "completed"]:
         what = "learning rate" if name == "lr" else "weight decay"
@@ -358,7 +358,7 @@ def _refuse_other_base(base: Shape | None, tuned: Shape) -> None:
 
 
 def _with_tuned(planned: Plan, tuned: TunedValues, open_: list[str]) -> Plan:
-    """Name what comes from tuned.json, and take its epsilon and betas, and its multipliers by role."""
+    """The plan with the epsilon, betas and multipliers of tuned.json, which is named as the law of its values."""
     names = {"learning rate": ("lr",), "init std": ("std",), "weight decay": ("tau", "weight_decay")}
     names |= {"epsilon": ("eps",), "betas": ("beta1", "beta2")}
     by = f"tuned at {tuned.base.width} × {tuned.base.depth} (transfer {tuned.verdict})"
@@ -369,9 +369,8 @@ def _with_tuned(planned: Plan, tuned: TunedValues, open_: list[str]) -> Plan:
     notes = list(planned.notes)
     if tuned.number("weight_decay") is not None and tuned.tau is None:
         from_tuned.remove("weight decay")
-        notes.append(
-            "The weight decay was tuned, but not for how many steps: give tau, or tune with the constant steps."
-        )
+        unknown = "The tuned weight decay is not used, because the number of steps that it was tuned for is unknown"
+        notes.append(f"{unknown}: give tau, or tune with the constant steps.")
     if tuned.verdict != "PASS":
         notes.append(f"The transfer of the tuned values is {tuned.verdict}, not PASS: {tuned.why}")
     h = planned.run.hyperparameters
@@ -387,14 +386,14 @@ def _with_tuned(planned: Plan, tuned: TunedValues, open_: list[str]) -> Plan:
 
 
 def _with_lr_of(planned: Plan, lr_of: Mapping[str, float], why: str) -> Plan:
-    """With the multipliers of the roles that the planned model has."""
+    """The plan with these multipliers, as far as the model has their roles."""
     check_lr_of(lr_of, set(Role))
     present = set(decoder_roles(planned.run.model))
     kept = {str(role): times for role, times in lr_of.items() if role in present}
     hyper = replace(planned.run.hyperparameters, lr_of=kept)
     laws = {**planned.laws, BY_ROLE: why} if kept else planned.laws
     absent = [f"{role} × {times:.4g}" for role, times in lr_of.items() if role not in present]
-    note = f"Left out, since this model has no such parameter: the learning rate of {some(absent)}."
+    note = f"Tuned multipliers of roles that this model does not have are left out: {some(absent)}."
     notes = tuple(dict.fromkeys((*planned.notes, note))) if absent else planned.notes
     return replace(planned, run=replace(planned.run, hyperparameters=hyper), laws=laws, notes=notes)
 
@@ -426,7 +425,7 @@ def plan_shape(
     tau: float | None = None,
     seed: int = 0,
 ) -> Plan:
-    """The paper's compute-optimal recipe for one shape. What is None is the paper's."""
+    """The paper's compute-optimal recipe for one shape. Arguments that are None get the paper's values."""
     model.require_heads()
     eta, timescale = paper.LR if lr is None else lr, paper.TAU if tau is None else tau
     for name, value in (("lr", eta), ("tau", timescale), ("tpp", tpp)):
@@ -462,9 +461,9 @@ def plan_shape(
 
 
 def batch_size(total_flops: float, sequence: int = paper.SEQUENCE) -> int:
-    """Sequences per step. The law is for sequences of 2048 tokens: other lengths get as many tokens per step.
+    """Sequences per step. The law is for sequences of 2048 tokens; other lengths get as many tokens per step.
 
-    A multiple of 8, as in the paper, unless that would be more than the law's tokens by far.
+    The result is a multiple of 8, as in the paper, unless the law gives fewer than 8 sequences.
     """
     sequences = paper.batch_law(total_flops) * paper.SEQUENCE / sequence
     return 8 * round(sequences / 8) if sequences >= 8 else max(1, round(sequences))
@@ -480,7 +479,7 @@ def warmup_steps(steps: int, tokens_per_step: int) -> int:
 
 
 def weight_decay(tau: float, lr: float, steps: float) -> float:
-    """The λ that keeps AdamW's timescale τ = 1 / (η λ steps): Wang & Aitchison 2024."""
+    """The λ of a given timescale τ = 1 / (η λ steps) of AdamW (Wang & Aitchison 2024)."""
     if (share := tau * lr * steps) < 1 / LARGEST_DECAY:
         what = f"tau={tau:g} with lr={lr:g} over {steps:g} steps: no weight decay is that strong"
         raise UserError(what, fix="give a larger tau, or a larger lr")
@@ -492,7 +491,7 @@ def shape_notes(model: GPTConfig, rules: Rules) -> Iterator[str]:
     yield f"N:L = {ratio:.3g}; the paper's optimum at this size is about {best:.3g}"
     deepest = paper.DEEPEST_RATIO_WITHIN_1_PERCENT.get(rules.key)
     if model.expert_width is not None:
-        yield "experts are as wide as the base's: their own ratios are in the table of `explain`"
+        yield "the width of experts is fixed, so their ratios differ from m_N: `explain` shows them"
     if deepest and ratio < deepest:
         yield f"N:L below {deepest}: at 1.5B the paper lost more than 1 % there under {rules.name}"
 
@@ -502,9 +501,9 @@ def replan(
     tokens: float | None = None, sequence: int | None = None, rules: Rules | str | None = None,
     lr: float | None = None, std: float | None = None, tau: float | None = None,
 ) -> Plan:  # fmt: skip
-    """A tuned run's hyperparameters for a larger target: what transfers unchanged, and what a law changes.
+    """The hyperparameters of a tuned run for a larger target: some transfer unchanged, others are changed by a law.
 
-    What is given wins over the tuned run's.
+    Arguments that are given override the tuned run.
     """
     h = tuned.hyperparameters
     share = h.lr * h.weight_decay * tuned.schedule.steps
@@ -538,7 +537,7 @@ def replan(
 
 
 def changes(old: Run, new: Run, laws: Mapping[str, str]) -> Iterator[Change]:
-    """Every setting that a person would compare; rules, vocabulary and sequence only where they differ."""
+    """The settings of both runs, side by side; rules, vocabulary and sequence only if they differ."""
     a, b = old.hyperparameters, new.hyperparameters
     words = [("rules", old.rules, new.rules, "given")]
     numbers: list[tuple[str, float, float, str]] = [
