@@ -20,7 +20,8 @@ from completep.errors import UserError
 from completep.rules.table import COMPLETEP, MUP, SP, Role, Rules, alpha
 
 if TYPE_CHECKING:
-    from completep.compute.plan import Plan, plan
+    from completep.compute.plan import plan
+    from completep.compute.planned import Plan
     from completep.measure.check import Check, check
     from completep.measure.derive import Derivation, derive
     from completep.measure.laziness import Laziness, laziness
@@ -44,7 +45,8 @@ __all__ = [
 ]  # fmt: skip
 
 _HOMES = {
-    "completep.compute.plan": ("Plan", "plan"),
+    "completep.compute.plan": ("plan",),
+    "completep.compute.planned": ("Plan",),
     "completep.measure.check": ("Check", "check"),
     "completep.measure.derive": ("Derivation", "derive"),
     "completep.measure.laziness": ("Laziness", "laziness"),

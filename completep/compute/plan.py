@@ -5,13 +5,13 @@ Every setting that is not given is chosen by a law. The plan names the law of ea
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
 from completep import paper
 from completep.compute import flops as count
-from completep.compute.memory import Memory, memory
+from completep.compute.planned import BY_ROLE, Change, Plan
 from completep.compute.shapes import Limits, Quantity, Target, best_ratio, choose_shape
 from completep.config import (
     GPTConfig,
@@ -25,9 +25,7 @@ from completep.config import (
 )
 from completep.errors import UserError, choice, some
 from completep.files import read_text
-from completep.report.document import Document, Json, Part, Table, Text
-from completep.report.result import Result
-from completep.rules.table import LR_NAMES, Horizon, Role, Rules, as_rules, check_lr_of, decoder_roles, rules_named
+from completep.rules.table import LR_NAMES, Horizon, Role, Rules, as_rules, check_lr_of, decoder_roles
 from completep.tuned import TunedValues, is_tuned, read_tuned
 from completep.units import human, parse_quantity
 
@@ -45,155 +43,6 @@ ABSURD = {
     "lr": 1e3,
     "std": 1e3,
 }
-
-
-@dataclass(frozen=True)
-class RoleSettings:
-    role: Role
-    init_std: float | None  # None if the parameter starts at a constant
-    lr: float
-    weight_decay: float
-    eps: float
-
-
-@dataclass(frozen=True)
-class Change:
-    """One setting of a tuned run, and what it becomes at the target."""
-
-    setting: str
-    before: str
-    after: str
-    why: str
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Plan(Result):
-    """A run, and the law behind each of its settings."""
-
-    run: Run
-    flops: float
-    laws: Mapping[str, str]  # what was chosen → by which law
-    changes: tuple[Change, ...] = ()  # from the tuned run, if there was one
-    notes: tuple[str, ...] = ()
-    ranks: int = 1
-    micro_batch: int = 1
-    rules: Rules = field(init=False, repr=False)
-
-    slug = "plan"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "rules", rules_named(self.run.rules))
-
-    @property
-    def m_N(self) -> float:
-        return self.run.model.width / self.run.base.width
-
-    @property
-    def m_L(self) -> float:
-        return self.run.model.depth / self.run.base.depth
-
-    @property
-    def multipliers(self) -> dict[str, float]:
-        return {"branch": self.rules.branch(self.m_N, self.m_L), "logits": self.rules.logits(self.m_N, self.m_L)}
-
-    @property
-    def memory(self) -> Memory:
-        return memory(self.run.model, sequence=self.run.sequence, micro_batch=self.micro_batch, ranks=self.ranks)
-
-    def roles(self) -> list[RoleSettings]:
-        """The resolved optimizer settings of every role that the model has."""
-        h, rows = self.run.hyperparameters, []
-        for role in decoder_roles(self.run.model):
-            rule, trait = self.rules.rule(role), role.trait
-            ratios = (self.m_N, self.m_L, 1.0 if trait.fixed_outputs else self.m_N)
-            rows.append(
-                RoleSettings(
-                    role,
-                    h.std * rule.init_std(*ratios) if trait.start == "random" else None,
-                    h.lr * rule.lr(*ratios) * h.lr_of.get(role, 1.0),
-                    h.weight_decay * rule.weight_decay(*ratios) if trait.decayed else 0.0,
-                    h.eps * rule.eps(*ratios),
-                )
-            )
-        return rows
-
-    def document(self) -> Document:
-        notes = [Text(note) for note in self.notes]
-        parts: list[Part] = [self._run_table(), self._role_table(), self._cost_table(), *notes]
-        if self.changes:
-            rows = tuple(
-                (c.setting, c.before, "the same" if c.after == c.before else c.after, c.why) for c in self.changes
-            )
-            parts.insert(0, Table("What transfers, what changes", ("setting", "tuned run", "here", "why"), rows))
-        return Document(f"A plan for {human(count.non_embedding(self.run.model))} parameters", tuple(parts))
-
-    def _run_table(self) -> Table:
-        run, h, laws, needed = self.run, self.run.hyperparameters, self.laws, self.memory
-        model, total, active = run.model, count.total(run.model), count.active(run.model)
-        routed, passed = (f", {human(active)} active", "active ") if model.experts else ("", "")
-        shape = f"width {model.width}, depth {model.depth}, {model.heads} heads of {model.head_size}"
-        batch = f"{run.batch} sequences of {run.sequence} ({human(run.batch * run.sequence)} tokens)"
-        ranks = f", micro-batch {self.micro_batch}, ranks {self.ranks}"
-        parts = f"state {_gb(needed.state)}, gathered {_gb(needed.gathered)}, activations {_gb(needed.activations)}"
-        rows = (
-            ("shape", shape, laws.get("shape", "given")),
-            ("parameters", f"{human(count.non_embedding(model))} in blocks, {human(total)} in all{routed}", "counted"),
-            ("tokens", f"{human(run.tokens)} ({run.tokens / active:.1f} per {passed}parameter)", laws["tokens"]),
-            ("training FLOPs", f"{self.flops:.3g}", "counted by component (docs/paper-numbers.md)"),
-            ("batch", batch, laws["batch"]),
-            ("steps", f"{run.schedule.steps}, with {run.schedule.warmup} of warm-up", laws["warm-up"]),
-            ("base learning rate η", f"{h.lr:.6g}", laws["learning rate"]),
-            *((f"η of {role}", f"× {times:.6g}", laws[BY_ROLE]) for role, times in h.lr_of.items()),
-            ("base init std σ", f"{h.std:.6g}", laws["init std"]),
-            ("base weight decay λ", f"{h.weight_decay:.6g}", laws["weight decay"]),
-            ("base epsilon ε", f"{h.eps:.6g}", laws["epsilon"]),
-            ("betas", f"{h.beta1:g}, {h.beta2:g}", laws["betas"]),
-            ("branch × / logits ×", "{branch:.4g} / {logits:.4g}".format(**self.multipliers), laws["per role"]),
-            ("memory per rank", f"{_gb(needed.per_rank)}{ranks}", f"{parts} (estimate)"),
-            ("checkpoint", _gb(needed.checkpoint), "weights and both moments, float32"),
-        )  # fmt: skip
-        return Table("The run", ("what", "value", "by"), rows)
-
-    def _role_table(self) -> Table:
-        base = self.run.base
-        sizes = f"m_N = {self.m_N:g}, m_L = {self.m_L:g}, base {base.width} × {base.depth}"
-        title = f"AdamW by role: {self.rules.name}, {sizes}"
-        rows = tuple(
-            (str(s.role), "constant" if s.init_std is None else f"{s.init_std:.4g}", s.lr, s.weight_decay, s.eps)
-            for s in self.roles()
-        )
-        return Table(title, ("role", "init std", "lr", "weight decay", "eps"), rows)
-
-    def _cost_table(self) -> Table:
-        costs = count.flops_per_token(self.run.model, self.run.sequence)
-        everything = sum(c.total for c in costs.values())
-        rows = tuple(
-            (name, float(c.forward), float(c.backward), 100 * c.total / everything) for name, c in costs.items()
-        )
-        return Table("FLOPs per token", ("component", "forward", "backward", "share (%)"), rows)
-
-    def to_json(self) -> Json:
-        model = self.run.model
-        parameters = {"non_embedding": count.non_embedding(model), "total": count.total(model)}
-        parameters |= {"active": count.active(model)} if model.experts else {}
-        costs = count.flops_per_token(model, self.run.sequence)
-        return {
-            "run": asdict(self.run),
-            "tokens": self.run.tokens,
-            "flops": self.flops,
-            "parameters": parameters | count.parameters(model),
-            "flops_per_token": {name: asdict(cost) for name, cost in costs.items()},
-            "multipliers": self.multipliers,
-            "roles": [asdict(s) for s in self.roles()],
-            "memory": {**asdict(self.memory), "per_rank": self.memory.per_rank},
-            "laws": dict(self.laws),
-            "changes": [asdict(c) for c in self.changes],
-            "notes": list(self.notes),
-        }
-
-
-def _gb(value: float) -> str:
-    return f"{value / 1e9:.3g} GB"
 
 
 def plan(
@@ -264,15 +113,10 @@ def plan(
         micro_batch: sequences per device and forward pass, for the memory estimate.
     """
     choice("law", law, get_args(Law))
-    tuned_values: TunedValues | None = None
-    if isinstance(tuned, (Path, str)):
-        text = read_text(Path(tuned))
-        tuned = read_tuned(tuned) if is_tuned(text) else run_from_json(text, str(tuned))
-    if isinstance(tuned, TunedValues):
-        tuned_values, tuned = tuned, tuned.run
+    tuned_values, tuned_run = _read(tuned)
     start = None if base is None else as_shape(base)
     given = {"learning rate": lr, "init std": std, "weight decay": tau}
-    if tuned_values is not None and tuned is None:
+    if tuned_values is not None and tuned_run is None:
         _refuse_other_base(start, tuned_values.base)
         start, rules = tuned_values.base, rules or tuned_values.rules
         lr, std = lr or tuned_values.number("lr"), std or tuned_values.number("std")
@@ -282,7 +126,7 @@ def plan(
         tpp=tpp, lr=lr, std=std, tau=tau, sequence=sequence, vocabulary=vocabulary, head_size=head_size, batch=batch,
         max_width=max_width, max_depth=max_depth, width=width, depth=depth, horizon_exponent=horizon_exponent,
     )  # fmt: skip
-    _refuse_contradictions(tuned, law, horizon_exponent, start, lr=lr, tau=tau)
+    _refuse_contradictions(tuned_run, law, horizon_exponent, start, lr=lr, tau=tau)
     if tokens is not None and (flops is not None or gpu_hours is not None):
         what = f"tokens={tokens} with a budget: the budget decides the number of tokens"
         raise UserError(what, fix="leave tokens out, or give params, or width and depth, instead of the budget")
@@ -290,7 +134,7 @@ def plan(
     if wanted is not None and wanted > MOST_TOKENS:
         raise UserError(f"tokens={tokens} is implausible (more than {MOST_TOKENS:g})", fix="check the number")
     narrowest = min(width or paper.BASE.width, (start or paper.BASE).width)
-    plain = _like(tuned, head_size, vocabulary, narrowest)
+    plain = _like(tuned_run, head_size, vocabulary, narrowest)
     like = replace(
         plain,
         experts=plain.experts if experts is None else experts,
@@ -298,12 +142,12 @@ def plan(
         expert_width=plain.expert_width if expert_width is None else expert_width,
         shared_experts=plain.shared_experts if shared_experts is None else shared_experts,
     )
-    length = sequence or (paper.SEQUENCE if tuned is None else tuned.sequence)
+    length = sequence or (paper.SEQUENCE if tuned_run is None else tuned_run.sequence)
     limits = Limits(**{k: v for k, v in (("max_width", max_width), ("max_depth", max_depth)) if v is not None})
     model, shape_law = choose_shape(target, like, limits, tpp, length)
-    if tuned is not None:
+    if tuned_run is not None:
         planned = replan(
-            tuned, model, law=law, exponent=horizon_exponent or 0.5, tpp=tpp, batch=batch, tokens=wanted,
+            tuned_run, model, law=law, exponent=horizon_exponent or 0.5, tpp=tpp, batch=batch, tokens=wanted,
             sequence=length, rules=rules, lr=lr, std=std, tau=tau,
         )  # fmt: skip
     else:
@@ -316,6 +160,14 @@ def plan(
         planned = _with_tuned(planned, tuned_values, [name for name, value in given.items() if value is None])
     planned.memory  # noqa: B018  (refuses impossible ranks and micro-batches now)
     return planned
+
+
+def _read(tuned: "Run | TunedValues | Path | str | None") -> tuple[TunedValues | None, Run | None]:
+    """(tuned values, tuned run), of a file or an object. A tuned.json of your own script has no run."""
+    if isinstance(tuned, (Path, str)):
+        text = read_text(Path(tuned))
+        tuned = read_tuned(tuned) if is_tuned(text) else run_from_json(text, str(tuned))
+    return (tuned, tuned.run) if isinstance(tuned, TunedValues) else (None, tuned)
 
 
 def _like(tuned: Run | None, head_size: int | None, vocabulary: int | None, narrowest: int) -> GPTConfig:
@@ -407,7 +259,6 @@ def _check_numbers(**numbers: float | None) -> None:
             raise UserError(f"{name}={shown} is implausible (more than {ABSURD[name]:g})", fix="check the number")
 
 
-BY_ROLE = "learning rate by role"  # among the laws, where there are multipliers
 DEFAULT = "the paper's default, not tuned on your model"
 
 
