@@ -96,5 +96,6 @@ def _axes(words: tuple[str, ...]) -> dict[str, list[int]]:
             name = word
             axes[name] = []
         else:
-            raise UserError(f"--axis {' '.join(words)}: {word!r} is not a size", fix="write --axis experts 4 8 16")
+            kind = "the name of an argument" if name is None else "a size"
+            raise UserError(f"--axis {' '.join(words)}: {word!r} is not {kind}", fix="write --axis experts 4 8 16")
     return axes

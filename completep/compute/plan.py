@@ -184,7 +184,9 @@ def _refuse_contradictions(
 ) -> None:
     """Refuse arguments that would have no effect."""
     if tuned is None and law == "completed":
-        raise UserError("law='completed' scales a tuned run, and none is given", fix="give tuned, or leave law out")
+        raise UserError(
+            "law='completed' needs a tuned run, and none is given", fix="give the tuned run, or leave law out"
+        )
     if law != "completed" and exponent is not None:
         raise UserError(
             f"horizon_exponent={exponent:g} has no effect under the paper's law",

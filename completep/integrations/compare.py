@@ -7,7 +7,7 @@ from pathlib import Path
 import polars as pl
 
 from completep.config import whole
-from completep.errors import UserError
+from completep.errors import UserError, some
 from completep.integrations.harness import Evaluation, Request, evaluate_run, table, tasks_at
 from completep.integrations.runs import load_run, longest_text
 from completep.report.document import Cell, Document, Json, Strong, Table, Text
@@ -93,9 +93,10 @@ def evaluate(
         progress: called with (runs done, all runs, the next run).
     """
     names = [str(run) for run in runs]
-    if not names or len(set(names)) < len(names):
-        what = "a run is named twice" if names else "no run to evaluate"
-        raise UserError(what, fix="name each run once, by the folder of a run that is done")
+    if not names:
+        raise UserError("no run to evaluate", fix="give the folders of runs that are done")
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise UserError(f"{some(twice)} is given more than once", fix="give each run once")
     _refuse_names(names)
     for what, number, least in (("limit", limit, 1), ("max_length", max_length, 2)):
         if number is not None:

@@ -190,7 +190,7 @@ def test_the_command_shows_runs_side_by_side(items, runs, capsys, tmp_path):
         (["{run}", "--data", "{items}", "--out", "{broken}/piqa.jsonl"], "piqa.jsonl"),
         (["{run}", "/nowhere", "--data", "{items}"], "/nowhere has no model.safetensors"),
         (["/nowhere", "--data", "{items}"], "/nowhere has no model.safetensors"),
-        (["{run}", "{run}", "--data", "{items}"], "named twice"),
+        (["{run}", "{run}", "--data", "{items}"], "is given more than once"),
         (["{run}", "--limit", "0", "--data", "{items}"], "limit=0"),
         (["{run}", "--limit", "9" * 30, "--data", "{items}"], "limit=1.000e+30: is too large"),
         (["{run}", "--max-length", "1", "--data", "{items}"], "max_length=1"),
