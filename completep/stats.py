@@ -112,6 +112,15 @@ def mean_loss(frame: "pl.DataFrame", *by: str) -> "pl.DataFrame":
     return ended.group_by(*by, maintain_order=True).agg(pl.col("loss").mean())
 
 
+def mean_and_range(frame: "pl.DataFrame", *by: str) -> "pl.DataFrame":
+    """`mean_loss`, with the `lowest` and `highest` loss of the seeds beside it."""
+    import polars as pl
+
+    ended = frame.filter(pl.col("loss").is_not_null())
+    loss = pl.col("loss")
+    return ended.group_by(*by, maintain_order=True).agg(loss.mean(), lowest=loss.min(), highest=loss.max())
+
+
 def line(x: ArrayLike, y: ArrayLike) -> tuple[float, float]:
     """(slope, intercept) of least squares, where no interval is needed."""
     fitted = polynomial(x, y, 1).convert()

@@ -11,7 +11,7 @@ from completep.measure.verdict import Finding, overall
 from completep.measure.words import Axis, worst
 from completep.report.document import Figure
 from completep.rules.table import Role, display_name
-from completep.stats import mean_loss
+from completep.stats import mean_and_range
 
 if TYPE_CHECKING:
     from completep.measure import diagnosis
@@ -253,7 +253,7 @@ def transfer_figure(frame: pl.DataFrame, transfers: Sequence[Transfer], name: st
     swept = transfers[0].hyperparameter
     size = "depth" if frame["depth"].n_unique() > 1 else "width"
     # Vega reads dots and brackets in a column's name as a path, so the swept column gets a plain one.
-    means = mean_loss(frame.rename({swept: "value"}), "rules", size, "value").sort("rules", size, "value")
+    means = mean_and_range(frame.rename({swept: "value"}), "rules", size, "value").sort("rules", size, "value")
     sizes, values = sorted(means[size].unique().to_list()), sorted(means["value"].unique().to_list())
     span, x = charts.span_of(means["loss"]), charts.log2_x("value", values, charts.SYMBOLS.get(swept, f"base {swept}"))
     colour = charts.by_order(size, "depth L" if size == "depth" else "width N", sizes)

@@ -36,6 +36,8 @@ SYMBOLS = {
     "weight_decay": "base weight decay λ",
 }
 MOST_TICKS = 20
+BAND = 0.18  # opacity
+EDGE = 6  # pixels from the upper edge to the marks there, so panels align
 MOST_POINTS = 30  # a line with more values has no points, since they would touch
 LOSS = "validation loss (nats per token)"
 Kind = Literal["svg", "png", "pdf"]
@@ -125,7 +127,9 @@ def by_order(field: str, title: str, values: Sequence[object]) -> alt.Color:
     few = len(values) <= len(SHADES)
     ramp = {"range": colours} if few else {"scheme": "viridis"}
     scale = alt.Scale(domain=list(values), **ramp)  # type: ignore[arg-type]
-    return alt.Color(f"{field}:O", title=title, scale=scale, legend=alt.Legend(orient="bottom", symbolStrokeWidth=3))
+    return alt.Color(
+        f"{field}:O", title=title, scale=scale, legend=alt.Legend(orient="bottom", symbolStrokeWidth=3, symbolOpacity=1)
+    )
 
 
 def rules_colours(rules: Sequence[str]) -> list[str]:
@@ -190,27 +194,36 @@ def loss_curves(
     frame: pl.DataFrame, x: alt.X, field: str, colour: alt.Color, line: str, title: str, *,
     why: str | None = None, span: tuple[float, float], mark: float | None = None, first: bool = True,
 ) -> "Panel":  # fmt: skip
-    """Loss over a hyperparameter, a line per series: a diamond at its best, triangles on the upper edge where it
-    diverged.
+    """Mean loss over a hyperparameter, a line per series, from a frame that `mean_and_range` made.
 
-    `mark` draws a dashed line, such as the base's best value.
+    A band reaches from the lowest seed to the highest. A diamond marks the best value. Triangles on the upper edge are
+    filled where a run diverged, and hollow where the loss lies above the picture. `mark` draws a dashed line, such as
+    the base's best value.
     """
     finite = frame.filter(pl.col("loss").is_finite())
     diverged = frame.filter(~pl.col("loss").is_finite()).with_columns(loss=pl.lit(span[1]))
-    drawn = finite.with_columns(actual=pl.col("loss"), loss=pl.col("loss").clip(upper_bound=span[1]))
+    inside = (pl.col(name).clip(upper_bound=span[1]) for name in ("loss", "lowest", "highest"))
+    drawn = finite.with_columns(actual=pl.col("loss")).with_columns(*inside)
+    above = drawn.filter(pl.col("actual") > span[1])
     best = finite.sort("loss").group_by(line, maintain_order=True).first()
-    hidden, y = hiding(line, title), y_axis("loss", LOSS if first else None, domain=span)
+    y_title = LOSS if first else None
+    hidden, y = hiding(line, title), y_axis("loss", y_title, domain=span)
     tooltip = [*tips(f"{line}:N", **{field: ".4~g"}), alt.Tooltip("actual:Q", title="loss", format=".4f")]
     look = {"x": x, "y": y, "color": colour, "opacity": shown(hidden)}
     layers = []
     if mark is not None:
         layers.append(alt.Chart(pl.DataFrame({field: [mark]})).mark_rule(strokeDash=[4, 4], color="#888").encode(x=x))
+    if (drawn["highest"] > drawn["lowest"]).any():
+        band = look | {"y": y_axis("lowest", y_title, domain=span), "y2": "highest:Q", "opacity": shown(hidden, BAND)}
+        layers.append(alt.Chart(drawn).mark_area().encode(**band))
     points = alt.OverlayMarkDef(size=24) if drawn[field].n_unique() <= MOST_POINTS else False
     lines = alt.Chart(drawn).mark_line(point=points).encode(**look, tooltip=tooltip)
     layers.append(lines.add_params(hidden))
     layers.append(alt.Chart(best).mark_point(shape="diamond", filled=True, size=120).encode(**look))
-    if not diverged.is_empty():
-        layers.append(alt.Chart(diverged).mark_point(shape="triangle-up", filled=True, size=70).encode(**look))
+    for lost, filled in ((diverged, True), (above, False)):
+        if not lost.is_empty():
+            marks = alt.Chart(lost).mark_point(shape="triangle-up", filled=filled, size=70, yOffset=EDGE)
+            layers.append(marks.encode(**look, **({} if filled else {"tooltip": tooltip})))
     return panel(*layers, title=title, why=why)
 
 
@@ -227,7 +240,7 @@ def lines(
     layers = [plain.encode(**look, tooltip=tooltip).add_params(hidden)]
     lost = frame.filter(~pl.col(value).is_finite()).with_columns(pl.lit(finite[value].max()).alias(value))
     if not lost.is_empty():
-        marks = alt.Chart(lost).mark_point(shape="triangle-up", filled=True, size=80)
+        marks = alt.Chart(lost).mark_point(shape="triangle-up", filled=True, size=80, yOffset=EDGE)
         layers.append(marks.encode(**look, tooltip=tooltip[:-1]))
     return panel(*layers, title=title, why=why)
 

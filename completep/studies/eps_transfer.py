@@ -10,7 +10,7 @@ from completep.config import Run
 from completep.errors import UserError
 from completep.report.document import Figure
 from completep.rules.table import display_name
-from completep.stats import mean_interval, mean_loss, sideways
+from completep.stats import mean_and_range, mean_interval, sideways
 from completep.studies.design import UNSEEN, Agreement, Experiment, Outcome, Sweep, Tuning, listed
 from completep.studies.judging import finished
 from completep.studies.scale import BASE_VALUES, Scale, decades
@@ -84,7 +84,7 @@ def draw(experiment: Experiment, frame: pl.DataFrame, outcome: Outcome[None]) ->
 
     from completep.report import charts
 
-    means = mean_loss(frame, "rules", "depth", "eps").sort("rules", "depth", "eps")
+    means = mean_and_range(frame, "rules", "depth", "eps").sort("rules", "depth", "eps")
     depths, values = (sorted(means[c].unique().to_list()) for c in ("depth", "eps"))
     axis = alt.Axis(values=values, format="~e", grid=False)
     x = alt.X("eps:Q", title=charts.SYMBOLS["eps"], scale=alt.Scale(type="log"), axis=axis)

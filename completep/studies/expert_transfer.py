@@ -14,7 +14,7 @@ from completep.measure.curves import Transfer, judge_transfer
 from completep.measure.words import Word
 from completep.report.document import Figure
 from completep.rules.table import display_name
-from completep.stats import mean_loss
+from completep.stats import mean_and_range
 from completep.studies.design import UNSEEN, Agreement, Experiment, Outcome, Sweep, Tuning, listed
 from completep.studies.judging import finished, transfer_frame
 from completep.studies.scale import BASE_VALUES, Scale, octaves
@@ -57,7 +57,7 @@ def draw(experiment: Experiment, frame: pl.DataFrame, outcome: Outcome[list[Tran
     from completep.report import charts
 
     points = ("rules", "depth", "experts", "lr")
-    means = mean_loss(frame, *points).sort(*points).with_columns(size=SIZES)
+    means = mean_and_range(frame, *points).sort(*points).with_columns(size=SIZES)
     sizes = means.sort("experts", "depth")["size"].unique(maintain_order=True).to_list()
     x = charts.log2_x("lr", sorted(means["lr"].unique().to_list()), charts.SYMBOLS["lr"])
     colour, span = charts.by_order("size", "size", sizes), charts.span_of(means["loss"])

@@ -12,7 +12,7 @@ from completep.config import Run, Shape
 from completep.measure.curves import curve
 from completep.report.document import Figure
 from completep.rules.table import display_name
-from completep.stats import mean_loss, mean_over_seeds, minimum, slope
+from completep.stats import mean_and_range, mean_over_seeds, minimum, slope
 from completep.studies.design import UNSEEN, Agreement, Experiment, Outcome, Sweep, listed
 from completep.studies.judging import finished
 from completep.studies.scale import Scale, ScaleName, octaves
@@ -79,7 +79,7 @@ def draw(experiment: Experiment, frame: pl.DataFrame, outcome: Outcome[None]) ->
         eta=pl.col("lr").replace_strict(dict(zip(lrs, names, strict=True)), return_dtype=pl.String),
     )
     points = ("rules", "width", "eta", "weight_decay", "tau")
-    means = mean_loss(ended, *points).sort(*points).sort("tau")
+    means = mean_and_range(ended, *points).sort(*points).sort("tau")
     panels: list[Panel] = []
     for (rules, width), part in means.partition_by("rules", "width", as_dict=True, maintain_order=True).items():
         for field, symbol in (("weight_decay", "λ"), ("tau", "τ")):

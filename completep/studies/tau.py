@@ -17,7 +17,7 @@ from completep.stats import (
     Place,
     fit_bowl,
     height_at,
-    mean_loss,
+    mean_and_range,
     mean_over_seeds,
     minimum,
     regret_at,
@@ -91,7 +91,7 @@ def draw(experiment: Experiment, frame: pl.DataFrame, outcome: Outcome[None]) ->
     """A panel per shape, a line per parameterization."""
     from completep.report import charts
 
-    means = charts.labelled(mean_loss(frame, "rules", "shape", "tau").sort("rules", "shape", "tau"))
+    means = charts.labelled(mean_and_range(frame, "rules", "shape", "tau").sort("rules", "shape", "tau"))
     x = charts.log2_x("tau", sorted(means["tau"].unique().to_list()), charts.SYMBOLS["tau"])
     colour = charts.by_rules([str(r) for r in experiment.axes["rules"]])
     panels: list[Panel] = []
