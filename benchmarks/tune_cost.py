@@ -16,7 +16,7 @@ from completep.sweep.local import Local
 from completep.sweep.store import Store
 from completep.tuning.reading import Source
 from completep.tuning.record import Known, all_counts
-from completep.tuning.runs import Command, Setting
+from completep.tuning.tasks import Command, Setting
 
 RUNS, MANY = 20, 2000
 SCRIPT = "import sys, pathlib; pathlib.Path(sys.argv[1], 'm.json').write_text('{\"loss\": ' + sys.argv[2] + '}')"

@@ -8,9 +8,9 @@ scaling.init_(std=0.02, seed=0)
 optimizer = torch.optim.AdamW(scaling.param_groups(lr=2**-8, weight_decay=0.1, eps=1e-16), betas=(0.9, 0.95))
 
 Further functions: `explain`, `audit`, `check`, `derive`, `laziness`, `transfer`, `plan`, `tune` and `study`
-(`list_studies` lists them). Each returns a result with its numbers as fields, `.verdict` where there is one,
-`to_json()`, `write(folder)`, and a form for terminals and notebooks. `import completep` is light: what needs torch is
-imported when it is first used.
+(`list_studies` lists the studies). Each returns a result with its numbers as fields, `.verdict` if there is one,
+`to_json()`, `write(folder)`, and a form for terminals and notebooks. `import completep` is fast: modules that need
+torch are imported when they are first used.
 """
 
 from typing import TYPE_CHECKING
@@ -20,7 +20,8 @@ from completep.errors import UserError
 from completep.rules.table import COMPLETEP, MUP, SP, Role, Rules, alpha
 
 if TYPE_CHECKING:
-    from completep.compute.plan import Plan, plan
+    from completep.compute.plan import plan
+    from completep.compute.planned import Plan
     from completep.measure.check import Check, check
     from completep.measure.derive import Derivation, derive
     from completep.measure.laziness import Laziness, laziness
@@ -44,7 +45,8 @@ __all__ = [
 ]  # fmt: skip
 
 _HOMES = {
-    "completep.compute.plan": ("Plan", "plan"),
+    "completep.compute.plan": ("plan",),
+    "completep.compute.planned": ("Plan",),
     "completep.measure.check": ("Check", "check"),
     "completep.measure.derive": ("Derivation", "derive"),
     "completep.measure.laziness": ("Laziness", "laziness"),

@@ -5,7 +5,7 @@ import sys
 
 
 def main() -> int:
-    """Run one command. Ctrl-C while its modules are still being imported ends it as quietly as later."""
+    """Run one command. Ctrl-C ends it without a traceback, also while modules are being imported."""
     try:
         from completep.cli import main as command
 

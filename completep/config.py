@@ -1,4 +1,4 @@
-"""The configuration of a run, as frozen dataclasses, and its JSON form. Sealed JSON carries a digest of itself."""
+"""The configuration of a run, as frozen dataclasses, and its JSON form. Sealed JSON carries a digest of its content."""
 
 import hashlib
 import json
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from cattrs import Converter
 
 T = TypeVar("T")
-BUILTIN = ("python", "torch")  # corpora that need no preparation: sources that lie on the machine already
-LEAST_HEADS = 4  # of a model with ALiBi: the only head of a model has the slope 1/256, so it hardly sees positions
-MOST = 2**31 - 1  # of every whole number in a run: more would only fail later, with a worse message
+BUILTIN = ("python", "torch")  # corpora that need no preparation: source code that is on the machine already
+LEAST_HEADS = 4  # of a model with ALiBi: a single head has the slope 1/256, so it hardly sees positions
+MOST = 2**31 - 1  # largest whole number in a run; a larger one would fail later, with a worse message
 
-MOST_EXPLAINED = 20_000  # entries and characters of a file whose problems are all looked for
+MOST_EXPLAINED = 20_000  # entries and characters of a file; of a larger one, only the first problem is reported
 MOST_SHOWN = 8  # problems of one file in an error message
 
 
 def whole(name: str, value: object, least: int = 1) -> None:
-    """Refuse what is not a whole number from `least` to MOST."""
+    """Refuse anything but a whole number from `least` to MOST."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         fix = f"give a positive {name}" if least == 1 else f"give a {name} of {least} or more"
         raise UserError(f"{name}={value!r:.40}: must be a whole number of at least {least}", fix=fix)
@@ -69,10 +69,10 @@ class GPTConfig:
     bias: bool = True
     qk_norm: bool = False
     tied: bool = False
-    experts: int = 0  # in every block, instead of one MLP; 0 for the MLP
-    active_experts: int = 1  # that every token is sent to
-    expert_width: int | None = None  # inner width of each; by default the MLP's
-    shared_experts: int = 0  # that every token passes, beside those it is sent to
+    experts: int = 0  # number of experts per block; 0 means a single MLP
+    active_experts: int = 1  # number of experts that a token is sent to
+    expert_width: int | None = None  # inner width of an expert; by default that of the MLP
+    shared_experts: int = 0  # number of experts that every token passes, in addition to its active ones
 
     def __post_init__(self) -> None:
         for name in ("width", "depth", "vocabulary", "head_size", "context"):
@@ -89,7 +89,7 @@ class GPTConfig:
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
-                raise UserError(f"{name}={getattr(self, name)!r}", fix="use one of " + ", ".join(allowed))
+                raise UserError(f"{name}={getattr(self, name)!r} is not known", fix="use one of " + ", ".join(allowed))
         self._check_experts()
 
     def _check_experts(self) -> None:
@@ -99,10 +99,12 @@ class GPTConfig:
         if self.expert_width is not None:
             whole("expert_width", self.expert_width)
         if self.experts == 1:
-            raise UserError("experts=1: a router needs several to choose from", fix="use experts=0 for one MLP, or 2")
+            raise UserError(
+                "experts=1: a router needs at least two", fix="use experts=0 for a single MLP, or experts=2"
+            )
         if self.active_experts > max(self.experts, 1):
             what = f"active_experts={self.active_experts}, but there are {self.experts} experts"
-            raise UserError(what, fix="send a token to at most as many experts as there are")
+            raise UserError(what, fix=f"use active_experts={max(self.experts, 1)} or fewer, or more experts")
         if not self.experts and (self.shared_experts or self.expert_width is not None):
             given = "shared_experts" if self.shared_experts else "expert_width"
             raise UserError(f"{given}={getattr(self, given)} without experts", fix=f"give experts=8, or no {given}")
@@ -132,13 +134,13 @@ class GPTConfig:
 
 
 def default_head_size(width: int) -> int:
-    """64 as in the paper, or less for a narrow model, so that it has at least four heads."""
+    """64 as in the paper, or less in a narrow model, to have at least four heads."""
     sizes = (size for size in (64, 32, 16, 8) if width % size == 0 and width // size >= LEAST_HEADS)
     return next(sizes, 64)
 
 
 def check_multipliers(lr_of: Mapping[str, float]) -> None:
-    """Refuse what no learning rate can be multiplied by. Which roles there are is known to `rules.table`."""
+    """Refuse multipliers that are not positive numbers. `rules.table` checks the roles."""
     if not isinstance(lr_of, Mapping):
         raise UserError(f"lr_of={lr_of!r:.40} has no roles", fix="give multipliers by role: lr_of={'embedding': 4.0}")
     for role, times in lr_of.items():
@@ -164,7 +166,7 @@ class Hyperparameters:
 
     def __post_init__(self) -> None:
         check_multipliers(self.lr_of)
-        object.__setattr__(self, "lr_of", dict(self.lr_of))  # not the caller's, who may change it
+        object.__setattr__(self, "lr_of", dict(self.lr_of))  # a copy, since the caller may change theirs
         for name in ("lr", "std", "weight_decay", "eps"):
             value = getattr(self, name)
             if not (isinstance(value, (int, float)) and 0 <= value < float("inf")):
@@ -172,7 +174,9 @@ class Hyperparameters:
         for name in ("beta1", "beta2"):
             value = getattr(self, name)
             if not 0 <= value < 1:
-                raise UserError(f"{name}={value!r}: must lie in [0, 1)", fix="the paper uses 0.9 and 0.95")
+                raise UserError(
+                    f"{name}={value!r}: must lie in [0, 1)", fix="use beta1=0.9 and beta2=0.95, as in the paper"
+                )
 
 
 @dataclass(frozen=True)
@@ -185,8 +189,8 @@ class Schedule:
     def __post_init__(self) -> None:
         whole("steps", self.steps)
         if not 0 <= self.warmup <= self.steps:
-            what = f"steps={self.steps}, warmup={self.warmup}: not a schedule"
-            raise UserError(what, fix="give at least one step, and a warm-up of 0 to that many steps")
+            what = f"warmup={self.warmup} with steps={self.steps}: the warm-up must lie within the steps"
+            raise UserError(what, fix=f"give a warm-up from 0 to {self.steps}")
 
 
 @dataclass(frozen=True)
@@ -194,16 +198,16 @@ class Data:
     """The training data: a built-in corpus (`python` or `torch`) or a folder that `completep prepare` wrote."""
 
     source: str = "python"
-    tokenizer: str = "bytes"  # of a built-in corpus; a prepared folder names its own
-    sha256: str | None = None  # of the corpus; if it is set, a corpus with another hash is refused
+    tokenizer: str = "bytes"  # for a built-in corpus; a prepared folder has its own
+    sha256: str | None = None  # hash of the corpus; if it is set, other data is refused
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How often the validation loss is computed, and on how many tokens, whatever the batch."""
+    """How often the validation loss is computed, and on how many tokens. The batch does not matter."""
 
     every: int = 0  # steps; 0 means only at the end
-    tokens: int = 2**20  # spread evenly over the validation split; all of it, if it has fewer
+    tokens: int = 2**20  # spread evenly over the validation split; a smaller split is used whole
 
     def __post_init__(self) -> None:
         whole("every", self.every, 0)
@@ -224,7 +228,7 @@ class Run:
     style: Literal["multiplier", "folded"] = "multiplier"
     seed: int = 0
     data: Data = Data()
-    clip: float | None = None  # global gradient norm, in unfolded coordinates
+    clip: float | None = None  # largest global norm of the gradients, in the multiplier style
     evaluation: Evaluation = Evaluation()
 
     def __post_init__(self) -> None:
@@ -240,7 +244,7 @@ class Run:
         return self.schedule.steps * self.batch * self.sequence
 
 
-# Fields that were added later. Where they are the defaults they are left out, so older runs keep their identity.
+# Fields that were added later. They are left out if they are the defaults, so older runs keep their identity.
 LATER: dict[type, tuple[str, ...]] = {
     GPTConfig: ("experts", "active_experts", "expert_width", "shared_experts"),
     Hyperparameters: ("lr_of",),
@@ -264,7 +268,7 @@ def _writer() -> "Converter":
 
 
 def _as_before(value: "GPTConfig | Hyperparameters") -> dict[str, object]:
-    """All fields, except for later ones that are the defaults."""
+    """All fields, except later ones with their defaults."""
     later = LATER[type(value)]
     kept = (f for f in fields(value) if f.name not in later or getattr(value, f.name) != _default(f))
     return {f.name: getattr(value, f.name) for f in kept}
@@ -279,7 +283,7 @@ def to_json(value: object) -> str:
 
 
 def run_id(run: Run) -> str:
-    """A short hash of everything that determines the result. If the hash of the data is known, its place does not."""
+    """A short hash of everything that determines the result. If the hash of the data is known, its path is left out."""
     content = plain(run)
     if run.data.sha256 and run.data.source not in BUILTIN:
         content["data"]["source"] = ""
@@ -287,15 +291,15 @@ def run_id(run: Run) -> str:
 
 
 def sealed(content: Mapping[str, object]) -> str:
-    """JSON with a digest of its own content, so that `unsealed` sees any damage."""
+    """JSON with a digest of its content, by which `unsealed` notices damage."""
     marked = {"sealed": True, **json.loads(json.dumps(content))}
     return json.dumps({**marked, "digest": _digest(marked)}, indent=2) + "\n"
 
 
 def unsealed(text: "str | bytes", *, or_plain: bool = False) -> dict[str, Any]:
-    """What was given to `sealed`; a ValueError if it has changed since. With `or_plain`, JSON without a seal is taken.
+    """The content that was given to `sealed`, or a ValueError if it was changed. `or_plain` also allows plain JSON.
 
-    Two keys mark the seal, so that no single damaged one makes it look like plain JSON.
+    Two keys mark sealed JSON. If one of them is damaged, the other still shows that it is not plain.
     """
     try:
         content = json.loads(text)
@@ -305,7 +309,7 @@ def unsealed(text: "str | bytes", *, or_plain: bool = False) -> dict[str, Any]:
             return content
         if content.pop("digest", None) != _digest(content) or content.pop("sealed", None) is not True:
             raise ValueError("its content does not match its digest")
-    except RecursionError as error:  # of reading it, or of writing it again for the digest, which goes less deep
+    except RecursionError as error:  # from reading it, or from writing it again for the digest
         raise ValueError("it is nested too deeply") from error
     return content
 
@@ -314,7 +318,7 @@ def _digest(content: object) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-PLAN = "write it with `completep plan --run FILE`"
+PLAN = "give a run.json that `completep plan --run FILE` wrote"
 
 
 def run_from_json(text: str, name: str = "run.json") -> Run:
@@ -330,7 +334,7 @@ def run_from_json(text: str, name: str = "run.json") -> Run:
 
 
 def _in_tokens(content: object) -> object:
-    """Runs of version 0.1 count their validation in batches."""
+    """Convert the evaluation of version 0.1, which counts batches, to tokens."""
     if isinstance(content, dict) and isinstance(content.get("evaluation"), dict):
         old, sizes = content["evaluation"], (content.get("batch"), content.get("sequence"))
         count = old.get("batches")
@@ -341,7 +345,7 @@ def _in_tokens(content: object) -> object:
 
 
 def parse_json(text: str, name: str, fix: str) -> object:
-    """JSON from outside. `name` is what the error calls it."""
+    """Parse JSON from outside. `name` is what error messages call it."""
     try:
         return json.loads(text)
     except ValueError as error:  # also a number with more digits than Python converts
@@ -372,7 +376,7 @@ def _is_small(content: object) -> bool:
 
 
 def _problems(content: object, kind: type) -> list[str]:
-    """All that is wrong, each with its place."""
+    """Every problem, with its place in the file."""
     import cattrs
 
     try:
@@ -385,9 +389,9 @@ def _problems(content: object, kind: type) -> list[str]:
 
 @cache
 def _reader(*, thorough: bool) -> "Converter":
-    """Strict, and made once: it writes and compiles code for every class that it reads.
+    """A strict converter. It is made once, because it generates and compiles code for every class that it reads.
 
-    A thorough one collects all problems, which takes minutes for a list of a million wrong entries.
+    With `thorough` it collects all problems, which takes minutes for a list of a million wrong entries.
     """
     import cattrs
 
@@ -408,7 +412,7 @@ def _describe(error: BaseException, kind: type | None) -> str:
 
 
 def _exactly(value: object, kind: type) -> object:
-    """Without silent conversions: "3" is not 3, and True is not 1."""
+    """Refuse silent conversions: "3" is not 3, and True is not 1."""
     wanted = (int, float) if kind is float else kind
     if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):
         raise ValueError(f"{value!r:.60} is not of type {kind.__name__}")

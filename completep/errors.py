@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """Something in your input is wrong. `what` names it in your own words, `fix` says what to do about it."""
+    """A mistake in the input. `what` names the input as the user gave it, `fix` says what to do about it."""
 
     def __init__(self, what: str, *, fix: str) -> None:
         super().__init__(f"{what}\n  fix: {fix}")
@@ -12,7 +12,7 @@ class UserError(ValueError):
         self.fix = fix
 
     def __reduce__(self) -> "tuple[object, ...]":
-        # Pickle cannot pass the keyword `fix`, and errors must survive the way back from a worker process.
+        # Pickle cannot pass the keyword `fix`, and worker processes send errors back by pickle.
         return _rebuild, (self.what, self.fix)
 
 
@@ -21,10 +21,10 @@ def _rebuild(what: str, fix: str) -> UserError:
 
 
 def choice(name: str, value: object, allowed: Iterable[str]) -> None:
-    """Refuse a value that is not one of a few words."""
+    """Refuse a value that is not one of the allowed words."""
     words = list(allowed)
     if value not in words:
-        raise UserError(f"{name}={value!r}", fix=f"use one of {', '.join(words)}")
+        raise UserError(f"{name}={value!r} is not known", fix=f"use one of {', '.join(words)}")
 
 
 def some(names: "list[str] | tuple[str, ...]", most: int = 6) -> str:

@@ -24,10 +24,10 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-# Windows has neither. O_NONBLOCK: opening a named pipe does not wait for its other end.
+# Windows does not have these flags. With O_NONBLOCK, opening a named pipe does not wait for its other end.
 NO_WAIT = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 SAFELY = getattr(os, "O_NOFOLLOW", 0) | NO_WAIT
-SMALL = 2**26  # bytes of a file of settings or results; a larger one is not ours
+SMALL = 2**26  # largest size in bytes of a file of settings or results
 
 
 def write_new(path: Path, content: "str | bytes") -> Path:
@@ -57,7 +57,7 @@ def write_over(path: Path, content: "str | bytes") -> Path:
 
 @contextmanager
 def _written_beside(path: Path, content: "str | bytes") -> Iterator[Path]:
-    # A file name that is not UTF-8 may stand in a report.
+    # A report may contain a file name that is not UTF-8.
     data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
     part = path.with_name(f".{path.name}.{threading.get_native_id()}.part")  # threads of one process write too
     make_folder(path.parent)
@@ -73,7 +73,7 @@ def _written_beside(path: Path, content: "str | bytes") -> Iterator[Path]:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and its parents, if it is not there."""
+    """Make a folder and its parents, unless it exists."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
@@ -84,7 +84,7 @@ def make_folder(path: Path) -> None:
 
 
 def cache_folder() -> Path:
-    """Where completep keeps what it can make again."""
+    """The folder for files that completep can make again."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "completep"
     except RuntimeError:  # a user without a home, as in some containers
@@ -93,7 +93,7 @@ def cache_folder() -> Path:
 
 
 def create(part: Path, buffering: int = -1) -> IO[bytes]:
-    """Open a new temporary file for writing. What a killed process left under its name is removed, not followed."""
+    """Open a new temporary file for writing. A file or link that a killed process left there is removed first."""
     part.unlink(missing_ok=True)
     return os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFELY, 0o666), "wb", buffering)
 
@@ -122,7 +122,7 @@ def fresh_folder(parent: Path, name: str) -> Path:
         except OSError as error:
             what = f"cannot create {folder}: {error.strerror}"
             raise UserError(what, fix="choose a folder that you can write to") from error
-    raise UserError(f"no free folder name under {parent}", fix="move old results away")
+    raise UserError(f"{parent} has too many folders like {name}-{stamp}", fix="run the same again")
 
 
 def remove_folder(path: Path) -> None:
@@ -134,7 +134,7 @@ def remove_folder(path: Path) -> None:
 
 
 def open_regular(path: "Path | str") -> BufferedReader:
-    """Open a file for reading. What is not a regular file is an OSError, at once."""
+    """Open a file for reading. Anything but a regular file is an OSError, without waiting."""
     descriptor = os.open(path, os.O_RDONLY | NO_WAIT)
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
@@ -146,7 +146,7 @@ def open_regular(path: "Path | str") -> BufferedReader:
 
 
 def read_bytes(path: "Path | str", most: int = SMALL) -> bytes:
-    """The content of a regular file. One of more than `most` bytes is an OSError."""
+    """The content of a regular file. A file of more than `most` bytes is an OSError."""
     with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size > most:
             raise OSError(errno.EFBIG, f"it has more than {most} bytes", str(path))
@@ -162,6 +162,17 @@ def read_text(path: Path, most: int = SMALL) -> str:
         raise UserError(f"{path} is not text: {error}", fix="check the name") from error
 
 
+def last_lines(path: Path, count: int = 8) -> str:
+    """The last lines of a log that are not blank; nothing if it cannot be read."""
+    try:
+        with open_regular(path) as file:
+            file.seek(max(0, path.stat().st_size - 2**16))  # a log may be long
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return "\n".join([line for line in lines if line.strip()][-count:])
+
+
 def sha256_of(path: Path) -> str:
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -169,7 +180,7 @@ def sha256_of(path: Path) -> str:
 
 @contextmanager
 def lock(path: Path, *, wait: bool = False) -> Iterator[int | None]:
-    """Hold an exclusive lock on the file `path`, which is created if needed, never followed and never changed.
+    """Hold an exclusive lock on the file `path`. It is created if needed; a symbolic link is refused.
 
     Yields the descriptor, or None if another process holds the lock and `wait` is false. The kernel releases the lock
     when the last process with the descriptor ends, however it ends. Where there is no fcntl, nothing is locked and the
@@ -198,7 +209,7 @@ def is_locked(path: Path) -> bool:
 
 
 def _flock(descriptor: int, *, exclusive: bool, wait: bool = False) -> bool:
-    """Whether the lock could be taken."""
+    """Take a lock. Returns False if another process has it."""
     if fcntl is None:
         return True
     try:

@@ -25,7 +25,7 @@ def load_object(target: str) -> object:
     place, name, module, value = _find(target)
     if value is None:
         public = [n for n, v in vars(module).items() if not n.startswith("_") and not isinstance(v, ModuleType)]
-        raise UserError(f"{place} has no {name!r}", fix=f"it has: {some(public) or 'none'}")
+        raise UserError(f"{place} has no {name!r}", fix=_instead(public))
     return value
 
 
@@ -34,16 +34,20 @@ def load_factory(target: str) -> Callable[..., Any]:
     place, name, module, value = _find(target)
     if not callable(value):
         callables = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-        raise UserError(f"{place} has no callable {name!r}", fix=f"it has: {some(callables) or 'none'}")
+        raise UserError(f"{place} has no callable {name!r}", fix=_instead(callables))
     factory: Callable[..., Any] = value
     return factory
+
+
+def _instead(names: list[str]) -> str:
+    return f"use one of {some(names)}" if names else "define it there, or name another file"
 
 
 def _find(target: str) -> tuple[str, str, ModuleType, object]:
     """(place, name, module, value) of `place:name`. The value is None if the module does not have the name."""
     place, colon, name = target.rpartition(":")
     if not colon or not place or not name:
-        raise UserError(f"{target!r} names no factory", fix=EXAMPLE)
+        raise UserError(f"{target!r} does not name a factory", fix=EXAMPLE)
     module = _from_file(Path(place)) if place.endswith(".py") else _from_name(place)
     value: object = module
     for part in name.split("."):
@@ -70,20 +74,20 @@ def _from_file(path: Path) -> ModuleType:
 
 
 def _is_of(file: Path, module: ModuleType | None) -> bool:
-    """Has this file been imported in the ordinary way, for instance by unpickling one of its classes?"""
+    """Was this module imported from this file already, for instance by unpickling one of its classes?"""
     source = getattr(module, "__file__", None)
     return source is not None and Path(source).resolve() == file
 
 
 def _free_name(file: Path) -> str:
-    """The stem, by which worker processes can import the file too; a private name where the stem is taken."""
+    """The stem, by which worker processes can import the file too; or a private name if the stem is taken."""
     if file.stem not in sys.modules and file.stem not in sys.stdlib_module_names:
         return file.stem
     return f"_completep_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
 
 
 def _execute(file: Path, name: str, what: str) -> ModuleType:
-    """Registered in sys.modules while it runs, since pickle and dataclasses look a class's module up there."""
+    """Execute a file as a module. It is in sys.modules meanwhile, where pickle and dataclasses look for it."""
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
@@ -92,7 +96,7 @@ def _execute(file: Path, name: str, what: str) -> ModuleType:
     if str(file.parent) not in sys.path:
         sys.path.insert(0, str(file.parent))
     try:
-        # Not through the loader: its bytecode cache misses a change within one second that keeps the size.
+        # Without the import system: its bytecode cache misses a change within a second that keeps the size.
         _run(lambda: exec(compile(file.read_bytes(), str(file), "exec"), vars(module)), what)
     except BaseException:
         sys.modules.pop(name, None)

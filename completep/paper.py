@@ -33,7 +33,7 @@ def batch_law(flops: float) -> float:
 
 # The best shapes of CompleteP at equal compute: non-embedding parameters → N:L (size table, bold rows).
 BEST_RATIO = {50.4e6: 512 / 16, 302.3e6: 1024 / 24, 1512.3e6: 1984 / 32}
-# The lowest N:L, so the deepest model, whose loss is within 1 % of the best at 1.5B.
+# The lowest N:L (the deepest model) whose loss is within 1 % of the best at 1.5B.
 DEEPEST_RATIO_WITHIN_1_PERCENT = {"completep": 11.8, "mup": 38.7}
 SCALING_EXPONENT = 0.0554  # b in the scaling law Xhat(F) = (F/a)^-b, fitted for CompleteP
 
@@ -44,7 +44,7 @@ TRANSFER_DEPTHS = (2, 4, 8, 16, 32, 64, 128)
 LR_OCTAVES = (-12, -4)  # powers of two
 STDS = tuple(STD * 2.0**e for e in range(-4, 4))
 EPS_DECADES = (-16, -3)
-CROSSING_LR = 2**-6  # where alpha=0.5 first shows deeper models below shallower ones
+CROSSING_LR = 2**-6  # the smallest η at which, under alpha=0.5, deeper models end below shallower ones
 
 # The grid over η and λ has depth 6 and its own init (experiment table).
 GRID_DEPTH, GRID_STD = 6, 0.09

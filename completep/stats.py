@@ -1,6 +1,7 @@
-"""All statistics in one place, on scipy: slopes, minima of sampled curves, and intervals that cover.
+"""All statistics in one place, on scipy: slopes, minima of sampled curves, and their intervals.
 
-Every interval is Student's. Seeds share their luck over the values of a sweep, so every model has a level per seed.
+Every interval is Student's. The runs of one seed tend to be better or worse together, over all values of a sweep, so
+every model has a level per seed.
 benchmarks/coverage.py measures how often the 90 % intervals contain the truth.
 """
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 Floats = NDArray[np.float64]
-LEVEL = 0.9  # of every interval, unless said otherwise
+LEVEL = 0.9  # of every interval, unless a level is given
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Slope:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its standard error and the degrees of freedom of that."""
+    """A number, its standard error, and the degrees of freedom of the standard error."""
 
     value: float
     error: float
@@ -47,15 +48,15 @@ class Estimate:
 
 
 def mean_estimate(values: ArrayLike) -> Estimate:
-    """Of the mean of independent values; without degrees of freedom from one value."""
+    """The mean of independent values. From one value it has no degrees of freedom."""
     x = np.asarray(values, float)
     return Estimate(float(x.mean()), float(x.std(ddof=1)) / len(x) ** 0.5 if len(x) > 1 else np.inf, len(x) - 1)
 
 
 def ratio_interval(one: Estimate, two: Estimate, covariance: float = 0.0, level: float = LEVEL) -> Interval:
-    """Of one / two, by Fieller's theorem: every ratio ρ at which one - ρ · two does not differ from 0.
+    """The interval of one / two, by Fieller's theorem: every ratio ρ at which one - ρ · two does not differ from 0.
 
-    Unbounded where `two` does not differ from 0. The degrees of freedom are Welch's, at the estimated ratio.
+    It is unbounded if `two` does not differ from 0. The degrees of freedom are Welch's, at the estimated ratio.
     """
     if min(one.freedom, two.freedom) < 1:
         return Interval(-np.inf, np.inf)
@@ -72,7 +73,7 @@ def ratio_interval(one: Estimate, two: Estimate, covariance: float = 0.0, level:
 def slope(x: ArrayLike, y: ArrayLike, groups: ArrayLike | None = None, level: float = LEVEL) -> Slope:
     """Least squares with a level of its own for every group (a seed, a model), and Student's interval.
 
-    With no degrees of freedom left the interval is as if there were one.
+    If no degrees of freedom are left, the interval is computed with one.
     """
     dx, dy = np.array(x, float), np.array(y, float)
     labels = np.zeros(len(dx)) if groups is None else np.asarray(groups)
@@ -94,7 +95,7 @@ def log_slope(size: ArrayLike, value: ArrayLike, seed: ArrayLike) -> Slope:
 
 
 def mean_over_seeds(losses: Floats) -> Floats:
-    """By value, over the seeds that were run (NaN: not run); infinite where one diverged, or none was run."""
+    """The mean loss of each value over the seeds that were run (NaN: not run); infinite if one diverged or none ran."""
     run = ~np.isnan(losses)
     total, count = np.where(run, losses, 0.0).sum(1), run.sum(1)
     return np.where(count > 0, total / np.maximum(count, 1), np.inf)
@@ -103,7 +104,7 @@ def mean_over_seeds(losses: Floats) -> Floats:
 def mean_loss(frame: "pl.DataFrame", *by: str) -> "pl.DataFrame":
     """The mean loss of finished runs over seeds, by point, in the order in which the points first appear.
 
-    A loss that is not finite makes the mean of its point so too.
+    If a loss is not finite, the mean of its point is not finite either.
     """
     import polars as pl
 
@@ -137,11 +138,11 @@ class Minimum:
 
     place: float
     height: float
-    interior: bool  # False where it is the first or the last value tried
+    interior: bool  # False if it is the first or the last value tried
 
 
 def minimum(x: Floats, y: Floats) -> Minimum:
-    """By a parabola through the lowest point and its neighbours."""
+    """The minimum of the parabola through the lowest point and its neighbours."""
     i = int(np.argmin(y))
     interior = 0 < i < len(x) - 1
     if not interior or not (np.isfinite(y[i - 1]) and np.isfinite(y[i + 1])):
@@ -161,7 +162,7 @@ def _parabola(x: Floats, y: Floats, i: int) -> tuple[float, float]:
 
 
 def height_at(x: Floats, y: Floats, place: float) -> float:
-    """The curve between the values tried: a parabola through the nearest three; infinite outside them."""
+    """The height of the curve, by a parabola through the nearest three values; infinite outside the values tried."""
     if not x[0] <= place <= x[-1]:
         return float("inf")
     exact = np.flatnonzero(abs(x - place) < 1e-9)
@@ -177,7 +178,7 @@ def height_at(x: Floats, y: Floats, place: float) -> float:
 
 
 def quantile(freedom: float, level: float = LEVEL) -> float:
-    """Student's: half the width of an interval, in standard errors."""
+    """Half the width of Student's interval, in standard errors."""
     from scipy.special import stdtrit  # scipy.stats would take half a second to import
 
     return float(stdtrit(freedom, (1 + level) / 2))
@@ -193,7 +194,9 @@ def beyond(value: float, error: float, freedom: float, limit: float) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjusted for the number of tests (Holm 1979): all that stay below a level are wrong with at most its chance."""
+    """P-values adjusted for the number of tests (Holm 1979). The chance of any false one below a level is at most that
+    level.
+    """
     order = np.argsort(p_values)
     steps = np.asarray(p_values, float)[order] * np.arange(len(order), 0, -1)
     adjusted = np.empty(len(order))
@@ -202,9 +205,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def sideways(x: Floats, y: Floats, other: Floats) -> float:
-    """How far a curve lies to the right of another one: the shift of least squares, with a free level.
+    """How far the curve `other` lies to the right of the curve `y`: the shift of least squares, with a free level.
 
-    Both are given at the places x, and y is interpolated linearly. A shift is looked for up to half the range of x.
+    Both are given at the places x, and y is interpolated linearly. The shift is at most half the range of x.
     """
     from scipy.optimize import minimize_scalar
 
@@ -222,7 +225,7 @@ def sideways(x: Floats, y: Floats, other: Floats) -> float:
 
 
 def mean_interval(values: ArrayLike, level: float = LEVEL) -> Interval | None:
-    """Of the mean of independent values, such as differences between two runs of each seed. None from one value."""
+    """The interval of the mean of independent values, such as one difference per seed. None from one value."""
     if np.size(values) < 2:
         return None
     mean = mean_estimate(values)
@@ -239,7 +242,7 @@ def welch(one: float, its_freedom: float, two: float, other_freedom: float) -> f
 
 @dataclass(frozen=True)
 class Noise:
-    """A standard deviation, from so many degrees of freedom."""
+    """A standard deviation, and the degrees of freedom of its estimate."""
 
     value: float
     freedom: int
@@ -252,10 +255,10 @@ class Noise:
 
 
 def noise_beside_levels(curves: "Sequence[Floats]") -> Noise | None:
-    """Of log losses by value and seed, beside a level per value and per seed, over all curves.
+    """The residual of log losses after a level per value and a level per seed, over all curves.
 
-    It is independent of the values' own means. Values that diverged for some seed are left out, and so are seeds of
-    which fewer than two values were run. None with fewer than two seeds of two values.
+    It is independent of the means of the values. Values that diverged for some seed are left out, and so are seeds with
+    fewer than two values. None with fewer than two seeds of two values.
     """
     squares, freedom = 0.0, 0
     for losses in curves:
@@ -274,9 +277,9 @@ def noise_beside_levels(curves: "Sequence[Floats]") -> Noise | None:
 # A bowl in log2 of the value is c2·u² + c3·u³ + c4·u⁴ near its minimum. How far real ones are from parabolas: standard
 # deviations of c3/c2 and c4/c2 with u in octaves, 1.6 times those in docs/results/lr-transfer (0.092 and 0.022).
 SKEW, TAIL = 0.15, 0.035
-REACH = 2.0  # octaves on either side that a fit looks at
-POINTS = 5  # values that a fit looks at, if there are so many
-NOISE = 0.005  # residual of log losses where one seed leaves it unknown; for estimates, never for intervals
+REACH = 2.0  # octaves on either side that a fit uses
+POINTS = 5  # values that a fit uses, if there are so many
+NOISE = 0.005  # residual of log losses if one seed leaves it unknown; used for estimates, never for intervals
 DEGREE = 4
 
 
@@ -296,12 +299,12 @@ class Bowl:
     origin: float
     coefficients: Floats  # of 1, u, u², u³, u⁴, with u = x - origin
     covariance: Floats
-    freedom: float  # of the residual; 0 where there is no interval
-    seeds: int  # with three values or more
-    low: float  # where the fit holds
+    freedom: float  # of the residual; 0 if there is no interval
+    seeds: int  # number of seeds with at least three values
+    low: float  # the fit holds from low to high
     high: float
-    ends: Interval  # where an interval ends that leaves that range: infinite, or a value that diverged
-    edge: bool  # the best value is the first or the last one tried
+    ends: Interval  # the ends of an interval that leaves that range: infinite, or a value that diverged
+    edge: bool  # whether the best value is the first or the last one tried
 
     def height(self, x: float) -> float:
         return float(_powers(x - self.origin) @ self.coefficients)
@@ -335,7 +338,7 @@ class Bowl:
 
     @property
     def place(self) -> float:
-        """The minimum, or the best value where there is none inside."""
+        """The minimum, or the best value if there is no minimum inside."""
         return self.origin if self.edge or self._minimum is None else self._minimum
 
     @cached_property
@@ -352,7 +355,7 @@ class Bowl:
         return Place(self.place, self.place_variance, self.freedom)
 
     def optimum(self, reach: float | None = None) -> Interval:
-        """Every place at which a derivative of 0 is not refuted: Fieller's interval, for a polynomial.
+        """Every place where the derivative may be 0: Fieller's interval, for a polynomial.
 
         `reach` is in standard errors. Without a noise estimate, or without a minimum inside, it is unbounded.
         """
@@ -387,7 +390,7 @@ def _derivative(u: "float | Floats") -> Floats:
 
 
 def _root(f: Callable[[float], float], low: float, high: float) -> float:
-    """Where f changes its sign, from not positive at `low` to positive at `high`."""
+    """The place where f becomes positive; it is not positive at `low` and positive at `high`."""
     for _ in range(50):
         middle = (low + high) / 2
         low, high = (low, middle) if f(middle) > 0 else (middle, high)
@@ -395,7 +398,7 @@ def _root(f: Callable[[float], float], low: float, high: float) -> float:
 
 
 def levels(losses: Floats) -> Floats:
-    """By value, with the seeds' own levels taken out: the mean, where every seed was run at every value."""
+    """The level of each value after removing a level per seed. If every seed was run at every value, it is the mean."""
     means = mean_over_seeds(losses)
     finite = np.isfinite(means)
     if not np.isnan(losses[finite]).any():
@@ -408,7 +411,7 @@ def levels(losses: Floats) -> Floats:
 
 
 def _contrasts(seed: "NDArray[np.int64]") -> Floats:
-    """Columns of a design for the seeds' levels, which add up to zero."""
+    """The columns of a design matrix for levels of seeds that add up to zero."""
     kinds = np.unique(seed)
     return np.asarray((seed[:, None] == kinds[:-1]).astype(float) - (seed == kinds[-1])[:, None])
 
@@ -417,8 +420,8 @@ def fit_bowl(x: Floats, losses: Floats, around: int | None = None) -> Bowl | Non
     """A bowl through the values near the best one (or near value `around`), from losses by value and seed.
 
     Losses are NaN where a seed was not run and infinite where it diverged. None with fewer than three finite values in
-    a row. The curve is a polynomial of degree 4 with a level per seed; its third and fourth coefficient are drawn
-    towards 0 by what is known of bowls (`SKEW`, `TAIL`), so that three values give an interval too: a wider one.
+    a row. The curve is a polynomial of degree 4 with a level per seed. Its third and fourth coefficient are shrunk
+    towards 0 by the known spread of bowls (`SKEW`, `TAIL`), so three values give an interval too, but a wider one.
     """
     with np.errstate(invalid="ignore"):
         logs = np.log(losses)
@@ -438,7 +441,7 @@ def fit_bowl(x: Floats, losses: Floats, around: int | None = None) -> Bowl | Non
 
 
 def _limits(x: Floats, rough: Floats, best: int, first: int, last: int) -> tuple[float, float, Interval]:
-    """Where the fit holds, and where intervals end beyond. Beside a value that diverged: up to that value."""
+    """(low, high, ends) of a bowl. If the neighbour of the best value diverged, the range ends at that neighbour."""
     below = best == first > 0 and not np.isfinite(rough[first - 1])
     above = best == last < len(x) - 1 and not np.isfinite(rough[last + 1])
     low, high = float(x[first - 1 if below else first]), float(x[last + 1 if above else last])
@@ -446,7 +449,7 @@ def _limits(x: Floats, rough: Floats, best: int, first: int, last: int) -> tuple
 
 
 def _window(x: Floats, finite: "NDArray[np.bool_]", best: int) -> tuple[int, int]:
-    """First and last of the values that a fit looks at: a finite run of at least `POINTS`, and all within `REACH`."""
+    """First and last of the values that a fit uses: at least `POINTS` finite ones in a row, and all within `REACH`."""
     first = last = best
     while True:
         left = first > 0 and bool(finite[first - 1])
@@ -459,14 +462,14 @@ def _window(x: Floats, finite: "NDArray[np.bool_]", best: int) -> tuple[int, int
 
 
 def _penalized(u: Floats, y: Floats, seed: "NDArray[np.int64]") -> tuple[Floats, Floats, float]:
-    """(coefficients, their covariance, degrees of freedom), the seeds' levels averaged."""
+    """(coefficients, their covariance, degrees of freedom), averaged over the levels of the seeds."""
     most = min(DEGREE, len(np.unique(u)) - 1)
     residual, _ = _without_levels(u, y, seed, most)
     freedom = len(y) - most - len(np.unique(seed))
     noise = max(float(residual @ residual) / freedom, 1e-20) if freedom > 0 else NOISE**2
     c2 = abs(_without_levels(u, y, seed, min(most, 3))[1])
     powers = _without_seeds(u[:, None] ** np.arange(DEGREE + 1), seed)
-    # What is known of a coefficient is one more row each. By QR, since squares of tiny noise are lost beside others.
+    # The known spread of each coefficient is one more row. QR keeps tiny noise, which the normal equations would lose.
     known = np.eye(DEGREE + 1)[3:5] / np.maximum(np.array([SKEW, TAIL]) * c2, 1e-9)[:, None]
     q, r = np.linalg.qr(np.concatenate([powers / noise**0.5, known]))
     inverse = np.linalg.inv(r)
@@ -475,10 +478,10 @@ def _penalized(u: Floats, y: Floats, seed: "NDArray[np.int64]") -> tuple[Floats,
 
 
 def _without_seeds(columns: Floats, seed: "NDArray[np.int64]") -> Floats:
-    """What is left of these columns X once the seeds' levels, which add up to zero, are fitted out of them.
+    """The residual of these columns X after fitting levels of the seeds that add up to zero.
 
-    It is X - C (C'C)⁻¹ C'X with the columns C of `_contrasts`. C'C is diagonal but for one constant, so that its
-    inverse is known (Sherman & Morrison), and thousands of seeds cost no more than their sums.
+    It is X - C (C'C)⁻¹ C'X with the columns C of `_contrasts`. C'C is a diagonal matrix plus a constant, so its inverse
+    is known (Sherman & Morrison), and thousands of seeds cost no more than their sums.
     """
     kinds, place, counts = np.unique(seed, return_inverse=True, return_counts=True)
     sums = np.zeros((len(kinds), columns.shape[1]))
@@ -495,8 +498,8 @@ def _without_seeds(columns: Floats, seed: "NDArray[np.int64]") -> Floats:
 def _without_levels(u: Floats, y: Floats, seed: "NDArray[np.int64]", degree: int) -> tuple[Floats, float]:
     """(residual, coefficient of u²) of a polynomial with a level per seed.
 
-    The levels drop out where each seed's mean is taken off (Frisch, Waugh & Lovell), which is fast with many seeds.
-    Where that leaves too little to tell the coefficients, everything is fitted at once.
+    Subtracting the mean of each seed removes the levels (Frisch, Waugh & Lovell), which is fast with many seeds. If too
+    little is left to determine the coefficients, everything is fitted at once.
     """
     powers = u[:, None] ** np.arange(1, degree + 1)
     counts = np.bincount(seed)
@@ -511,7 +514,7 @@ def _without_levels(u: Floats, y: Floats, seed: "NDArray[np.int64]", degree: int
 
 
 def drift_interval(base: Bowl, other: Bowl, level: float = LEVEL) -> Interval:
-    """Of the distance between two minima: their intervals combined side by side (MOVER; Zou & Donner 2008)."""
+    """The interval of the distance between two minima, from the interval of each (MOVER; Zou & Donner 2008)."""
     if not (base.interior and other.interior) or min(base.freedom, other.freedom) < 1:
         return Interval(-np.inf, np.inf)
     t = quantile(welch(base.place_variance, base.freedom, other.place_variance, other.freedom), level)
@@ -537,23 +540,23 @@ def drift_beyond(base: Bowl, other: Bowl, limit: float) -> float:
 class Regret:
     """How much higher the loss is at one place than at the minimum, in logarithms.
 
-    It is never negative, so its root is what has a symmetric error, with the sign of the side it lies on.
+    The regret itself is never negative. Its root, with the sign of the side, has a symmetric error.
     """
 
     root: float
     error: float
     freedom: float
-    at_least: bool = False  # the minimum lies beyond the values tried
+    at_least: bool = False  # the minimum lies outside the values tried, so the regret may be larger
 
     @property
     def value(self) -> float:
         return self.root**2
 
     def interval(self, level: float = LEVEL, drift: Interval | None = None) -> Interval:
-        """Every value that the estimate does not refute, whichever side of the minimum the place lies on.
+        """Every regret that agrees with the estimate, whichever side of the minimum the place lies on.
 
-        Without a drift there is no regret: where the interval of the drift holds 0, this one does. That matters in flat
-        bowls, whose curvature is uncertain.
+        Without a drift there is no regret: if the interval of the drift contains 0, so does this one. This matters in
+        flat bowls, whose curvature is uncertain.
         """
         if self.freedom < 1 or not np.isfinite(self.error):
             return Interval(0.0, np.inf)
@@ -590,9 +593,9 @@ def _folded(delta: float, distance: float, freedom: float) -> float:
 
 
 def regret_at(used: Place, x: Floats, losses: Floats, bowl: Bowl) -> Regret | None:
-    """Of a place, such as the base's minimum, where `bowl` was fitted to these losses.
+    """The regret of a place, such as the minimum of the base. `bowl` was fitted to these losses.
 
-    None where that place lies outside the values tried, or among values that diverged.
+    None if the place lies outside the values tried, or among values that diverged.
     """
     place = used.value
     if not x[0] - 1e-9 <= place <= x[-1] + 1e-9:
@@ -605,7 +608,7 @@ def regret_at(used: Place, x: Floats, losses: Floats, bowl: Bowl) -> Regret | No
     local = fit_bowl(x, losses, nearest)
     if local is None or not local.holds(place):
         return None
-    # Two fits of the same seeds, whose levels cancel. They may share values: then the sum is more than the variance.
+    # Both fits have the same seeds, so their levels cancel. If they share values, the sum overestimates the variance.
     weights, others = _powers(place - local.origin), _powers(bowl.place - bowl.origin)
     variance = float(weights @ local.covariance @ weights + others @ bowl.covariance @ others)
     rise = local.height(place) - bowl.height(bowl.place)
@@ -613,11 +616,11 @@ def regret_at(used: Place, x: Floats, losses: Floats, bowl: Bowl) -> Regret | No
 
 
 def _near(used: Place, bowl: Bowl) -> Regret:
-    """Both places in one fit."""
+    """The regret of a place inside the range of the fit."""
     if not bowl.interior:
         rise, variance = bowl.difference(used.value, bowl.place)
         return _far(used, rise, variance, bowl.freedom, bowl.steepness(used.value)[0], True)
-    # The rise is distance² · bend, so that its root and the root's error stay finite as the distance goes to 0.
+    # The rise is distance² · bend, so its root and the error of the root stay finite as the distance goes to 0.
     u, v = used.value - bowl.origin, bowl.place - bowl.origin
     weights = np.array([0.0, *(sum(u**i * v ** (k - 1 - i) for i in range(k)) for k in range(1, DEGREE + 1))])
     touching = abs(u - v) < 1e-6
@@ -630,14 +633,14 @@ def _near(used: Place, bowl: Bowl) -> Regret:
 
 
 def _far(used: Place, rise: float, variance: float, freedom: float, slope: float, at_least: bool) -> Regret:
-    """By the delta method: d√R = dR / 2√R."""
+    """The regret from a rise and its variance, by the delta method: d√R = dR / 2√R."""
     if rise <= 0:
         return Regret(0.0, np.inf, 0.0, at_least)
     return _regret(rise**0.5, variance / (4 * rise), freedom, slope / (4 * rise) ** 0.5, used, at_least)
 
 
 def _regret(root: float, variance: float, freedom: float, slope: float, used: Place, at_least: bool) -> Regret:
-    """With the uncertainty of the place itself, which moves the root by `slope` per octave."""
+    """The regret with the uncertainty of the place itself, which moves the root by `slope` per octave."""
     if not np.isfinite(used.variance) or min(freedom, used.freedom) < 1:
         return Regret(root, np.inf, 0.0, at_least)
     of_place = slope**2 * used.variance

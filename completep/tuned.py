@@ -1,4 +1,4 @@
-"""tuned.json: what a tuning found, as a file that `plan` and `parametrize` take. Sealed, so that damage is seen."""
+"""tuned.json: the result of a tuning, as a file that `plan` and `parametrize` take. It carries a digest of itself."""
 
 import json
 from collections.abc import Mapping
@@ -10,13 +10,13 @@ from completep.errors import UserError
 from completep.files import read_text, write_over
 
 FORMAT = 1
-SMALLEST, LARGEST = 1e-100, 1e100  # of a value that is not 0: products of a few are still numbers
-MADE = "make it with `completep tune`"
+SMALLEST, LARGEST = 1e-100, 1e100  # of a value that is not 0, so that products of a few values stay finite
+MADE = "give a file that `completep tune` wrote"
 
 
 @dataclass(frozen=True)
 class TunedValue:
-    """A value at the base, with its 90 % interval where there is one."""
+    """A value at the base, with its 90 % interval if there is one."""
 
     value: object  # a number, or a word
     low: float | None = None
@@ -35,26 +35,26 @@ class TunedValues:
     proxies: list[Shape]
     tuned: str  # the command, function or model
     scripts: dict[str, str] = field(default_factory=dict)  # name → sha256
-    constants: dict[str, object] = field(default_factory=dict)  # what the runs had besides
+    constants: dict[str, object] = field(default_factory=dict)  # values that all runs shared
     data_sha256: str | None = None
-    run: Run | None = None  # the tuned run at the base, where completep trains it itself
+    run: Run | None = None  # the tuned run at the base, if the reference decoder was tuned
     format: int = FORMAT
 
     def number(self, name: str) -> float | None:
-        """A tuned number, or a constant of the runs, by its name; None if there is none."""
+        """The tuned value or the constant of this name, if it is a number; otherwise None."""
         value = self.values[name].value if name in self.values else self.constants.get(name)
         return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
     @property
     def tau(self) -> float | None:
-        """The timescale of weight decay, 1 / (η λ steps), where it is known."""
+        """The timescale of weight decay, 1 / (η λ steps), if it is known."""
         lr, decay, steps = (self.number(name) for name in ("lr", "weight_decay", "steps"))
         if (tau := self.number("tau")) is not None:
             return tau
         return 1 / (lr * decay * steps) if lr and decay and steps else None
 
     def lr_of(self, names: Mapping[str, str]) -> dict[str, float]:
-        """The multipliers of learning rates by role; `names` has what a search calls that of each role."""
+        """Role → multiplier of its learning rate. `names` maps each role to the name of its multiplier in a search."""
         searched = {role: number for role, name in names.items() if (number := self.number(name)) is not None}
         return {**({} if self.run is None else self.run.hyperparameters.lr_of), **searched}
 
@@ -77,7 +77,7 @@ def write_tuned(path: Path, tuned: TunedValues) -> Path:
 
 
 def read_tuned(source: "TunedValues | Path | str") -> TunedValues:
-    """A tuned.json, or what was read from one already."""
+    """Read a tuned.json. What was read already is returned as it is."""
     if isinstance(source, TunedValues):
         return source
     name = str(source)
@@ -86,7 +86,7 @@ def read_tuned(source: "TunedValues | Path | str") -> TunedValues:
         try:
             text = json.dumps(unsealed(text))
         except ValueError as error:
-            raise UserError(f"{name} is damaged, was edited, or is no tuned.json: {error}", fix=MADE) from error
+            raise UserError(f"{name} is damaged, was edited, or is not a tuned.json: {error}", fix=MADE) from error
     tuned = structure(json.loads(text), TunedValues, name, MADE)
     if tuned.format != FORMAT:
         raise UserError(f"{name} has format {tuned.format}; this version reads {FORMAT}", fix=MADE)

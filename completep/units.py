@@ -15,10 +15,10 @@ def parse_quantity(text: str, what: str = "quantity") -> float:
     match = PATTERN.fullmatch(text.strip())
     number, suffix = match.groups() if match else ("nan", "?")
     if suffix.lower() not in SUFFIXES:
-        raise UserError(f"{what}={text!r}: {text!r} is not a quantity", fix=FIX)
+        raise UserError(f"{what}={text!r} is not a quantity", fix=FIX)
     value = float(number.replace(",", "").replace("_", "")) * SUFFIXES[suffix.lower()]
     if not (value > 0 and math.isfinite(value)):
-        raise UserError(f"{what}={text!r}: must be above 0, and finite", fix=FIX)
+        raise UserError(f"{what}={text!r}: must be above 0 and finite", fix=FIX)
     return value
 
 
@@ -30,9 +30,7 @@ def parse_number(text: str, what: str = "number") -> float:
         if isinstance(value, complex) or not math.isfinite(value):
             raise ValueError
     except (ValueError, OverflowError, ZeroDivisionError):
-        raise UserError(
-            f"{what}={text!r}: {text.strip()!r} is not a number", fix="write it like 2^-8 or 0.004"
-        ) from None
+        raise UserError(f"{what}={text!r} is not a number", fix="write it like 2^-8 or 0.004") from None
     return value
 
 
@@ -45,7 +43,7 @@ def human(value: float, digits: int = 3) -> str:
 
 
 def duration(seconds: float) -> str:
-    """7500 → `2 hours`: the largest unit that is contained at least twice."""
+    """7500 → `2 hours`, in the largest unit that fits at least twice."""
     for unit, name in ((86400 * 365, "years"), (86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * unit:
             return f"{seconds / unit:,.0f} {name}"
@@ -53,7 +51,7 @@ def duration(seconds: float) -> str:
 
 
 def power(value: float) -> str:
-    """0.00390625 → `2^-8`; a number that is not a power of two is printed as it is."""
+    """0.00390625 → `2^-8`; other numbers with three significant digits."""
     if value > 0 and abs(math.log2(value) - round(math.log2(value))) < 1e-9:
         return f"2^{math.log2(value):.0f}"
     return f"{value:.3g}"

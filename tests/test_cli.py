@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from completep.__main__ import main as started
-from completep.cli import main
+from completep.cli import COMMANDS, main
 
 MODEL = """
 import torch
@@ -133,7 +133,7 @@ def test_the_demo_tunes_at_the_base_and_reports(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["explain", "nocolon", *SIZES], "'nocolon' names no factory"),
+        (["explain", "nocolon", *SIZES], "'nocolon' does not name a factory"),
         (["explain", "no.such.module:f", *SIZES], "cannot import no.such.module"),
         (["explain", "missing.py:f", *SIZES], "there is no file missing.py"),
         (["explain", "{file}:nothing", *SIZES], "has no callable 'nothing'"),
@@ -165,13 +165,47 @@ def test_mistakes_are_errors_without_a_traceback(file, capsys, words, message):
     assert not printed.out
 
 
+def test_the_overview_has_a_line_per_command(capsys):
+    assert main(["--help"]) == 0
+    overview = capsys.readouterr().out
+    assert main([]) == 2
+    assert capsys.readouterr().out == overview
+    lines = overview.splitlines()
+    for name in COMMANDS:
+        assert sum(line.startswith(f"  {name}  ") for line in lines) == 1
+    assert len(lines) < len(COMMANDS) + 10
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(["pln"], "did you mean completep plan?"), (["check-transfer"], "did you mean completep check transfer?")],
+)
+def test_an_unknown_command_is_named_with_the_nearest_one(words, message, capsys):
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert f"no command '{words[0]}'" in said
+    assert message in said
+
+
+def test_help_fits_80_columns_and_leaves_out_what_says_nothing(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in COMMANDS:
+        with pytest.raises(SystemExit):
+            main([*name.split(), "--help"])
+        said = capsys.readouterr().out
+        usage, _, rest = said.partition("\n")
+        assert usage.startswith(f"usage: completep {name}")
+        assert not [line for line in rest.splitlines() if len(line) > 80]
+        assert not [noise for noise in ("{None}", "default: None", "default: )", "[INT [INT") if noise in said]
+
+
 @pytest.mark.slow
 def test_help_shows_an_example_for_every_command():
-    from completep.cli import COMMANDS
-
     for name, command in COMMANDS.items():
         assert f"Example: completep {name}" in command.__doc__
-        done = subprocess.run([sys.executable, "-m", "completep", name, "--help"], capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "completep", *name.split(), "--help"], capture_output=True, text=True
+        )
         assert done.returncode == 0
         assert "Example:" in done.stdout
 

@@ -1,5 +1,6 @@
 """The command line: parse, call, print. Every command is a thin skin over a Python function.
 
+parsing.py    words → the call of a command, and its help
 shared.py     argument types, console, printing, progress
 board.py      the live view of a sweep
 rules.py      explain, audit
@@ -13,22 +14,21 @@ study.py      study, study status, study pack and unpack, report, demo
 evaluate.py   evaluate, export
 """
 
+import difflib
 import errno
 import io
 import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
 from contextlib import suppress
 from typing import TextIO
-
-import tyro
 
 from completep import __version__
 from completep.cli.check import check, check_laziness, check_transfer
 from completep.cli.derive import derive
 from completep.cli.evaluate import evaluate, export
+from completep.cli.parsing import Command, paragraphs, run_command
 from completep.cli.plan import plan
 from completep.cli.rules import audit, explain
 from completep.cli.shared import console
@@ -40,45 +40,41 @@ from completep.errors import UserError
 
 INTERNAL = 70  # EX_SOFTWARE of sysexits.h
 BROKEN_PIPE = 141  # what a shell reports of a program whose reader is gone
-# What is wrong with a place that a user named, and not with us.
+# Errors of a file or folder that the user named, not bugs.
 PLACES = {
     errno.EACCES, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOSPC,
     errno.ENOTDIR, errno.EPERM, errno.EROFS, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ENXIO, errno.EINVAL,
     errno.EFBIG,
 }  # fmt: skip
 
-COMMANDS: dict[str, Callable[..., int]] = {
+# In the order of the overview. A command of two words stands after the one that it starts with.
+COMMANDS: dict[str, Command] = {
     "demo": demo,
     "explain": explain,
     "audit": audit,
     "check": check,
+    "check laziness": check_laziness,
+    "check transfer": check_transfer,
     "derive": derive,
     "plan": plan,
     "tune": tune,
+    "tune status": tune_status,
     "worker": worker,
     "prepare": prepare,
     "train": train,
     "study": study,
+    "study status": study_status,
+    "study pack": study_pack,
+    "study unpack": study_unpack,
     "report": report,
     "evaluate": evaluate,
     "export": export,
 }
-
-# Commands of two words whose first word is a command too.
-LONGER: dict[tuple[str, str], Callable[..., int]] = {
-    ("check", "laziness"): check_laziness,
-    ("check", "transfer"): check_transfer,
-    ("study", "status"): study_status,
-    ("study", "pack"): study_pack,
-    ("study", "unpack"): study_unpack,
-    ("tune", "status"): tune_status,
-}
+DESCRIPTION = "Tune a transformer small, train it large: CompleteP, muP and SP for any PyTorch model."
 
 
 def main(words: list[str] | None = None) -> int:
-    """Run one command. The exit code is 0, a verdict's 1 or 3, 2 for a mistake in the input, 70 for an error of ours,
-    130 after Ctrl-C and 141 if nobody reads the output.
-    """
+    """Run one command, and return its exit code (docs/security.md lists them)."""
     words = sys.argv[1:] if words is None else words
     _open_streams()
     for stream in (sys.stdout, sys.stderr):
@@ -107,7 +103,7 @@ def main(words: list[str] | None = None) -> int:
     except RuntimeError as error:
         if "home directory" not in str(error):
             return _bug()
-        # What pathlib raises to a library that wants a cache; in some containers the user is nobody known.
+        # pathlib raises this where a library looks for its cache and the user of a container has no home.
         return _mistake("HOME is not set, and this user has no home folder", "set HOME to a folder of yours")
     except BaseException:  # a panic of a compiled library is not an Exception
         return _bug()
@@ -117,11 +113,27 @@ def _run(words: list[str]) -> int:
     if words in (["--version"], ["-V"]):
         print(f"completep {__version__}")
         return 0
-    if tuple(words[:2]) in LONGER:
-        return tyro.cli(LONGER[words[0], words[1]], prog=f"completep {words[0]} {words[1]}", args=words[2:])
-    description = "Tune a transformer small, train it large: CompleteP, muP and SP for any PyTorch model."
-    code: int = tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="completep", description=description, args=words)
-    return code
+    for count in (2, 1):
+        if (name := " ".join(words[:count])) in COMMANDS:
+            return run_command(COMMANDS[name], name, words[count:])
+    if words and words[0] not in ("-h", "--help"):
+        close = difflib.get_close_matches(words[0], COMMANDS, 1)
+        fix = f"did you mean completep {close[0]}?" if close else "`completep --help` lists the commands"
+        raise UserError(f"completep has no command {words[0]!r}", fix=fix)
+    _show_overview()
+    return 0 if words else 2
+
+
+def _show_overview() -> None:
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    for name, command in COMMANDS.items():
+        table.add_row(f"  {name}", paragraphs(command)[0])
+    terminal = console()
+    terminal.print(f"usage: completep COMMAND [OPTIONS]\n\n{DESCRIPTION}\n")
+    terminal.print(table)
+    terminal.print("\n`completep COMMAND --help` shows the options of a command and an example.")
 
 
 def _mistake(what: str, fix: str) -> int:
@@ -152,10 +164,10 @@ def _bug() -> int:
 
 
 def _open_streams() -> None:
-    """Open what the caller has closed, as in `completep … >&-`.
+    """Open the standard streams that the caller has closed, as in `completep … >&-`.
 
-    Otherwise the next file that is opened would get the stream's number, and with it all that a library or a child
-    process prints.
+    Otherwise the next file that is opened gets the number of the stream, and everything that a library or a child
+    process prints goes into that file.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -167,7 +179,7 @@ def _open_streams() -> None:
 
 
 def _complain(*words: object) -> None:
-    """Print to stderr. If it is full or nobody reads it, the exit code still says what is wrong."""
+    """Print to stderr. If that fails, the exit code still says what is wrong."""
     try:
         console(stderr=True).print(*words)
     except OSError:
@@ -175,5 +187,5 @@ def _complain(*words: object) -> None:
 
 
 def _discard(stream: TextIO) -> None:
-    """Let what is still buffered go nowhere: Python flushes it at its end, and would exit with a code of its own."""
+    """Discard what is still buffered. Otherwise Python fails to flush it at exit, and sets its own exit code."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

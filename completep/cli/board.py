@@ -114,4 +114,4 @@ class Watch:
         failed = [kind for kind, _ in progress.ended.values()].count("failed")
         if failed:
             share = Text(f"{failed} of {len(progress.tasks)} runs failed", "red")
-            terminal.print(share, "; their folders hold log.txt; the same command tries again", sep="")
+            terminal.print(share, "; see log.txt in their folders; the same command tries them again", sep="")

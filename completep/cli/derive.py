@@ -6,7 +6,7 @@ from typing import Annotated
 from tyro.conf import arg
 
 from completep import paper
-from completep.cli.shared import EXIT, Target, Words, progress_bar, show
+from completep.cli.shared import EXIT, RulesKey, Target, Words, console, progress_bar, show
 from completep.errors import UserError
 
 
@@ -18,7 +18,7 @@ def derive(
     axis: Annotated[tuple[str, ...], arg(metavar="NAME SIZE SIZE SIZE …")] = (),
     parameters: Annotated[tuple[str, ...], arg(metavar="PATTERN …")] = (),
     base: tuple[int, int] | None = None,
-    rules: str = "completep",
+    rules: RulesKey = "completep",
     args: Words = (),
     names: tuple[str, str] = ("width", "depth"),
     batches: Annotated[str | None, arg(metavar="MODULE:FACTORY")] = None,
@@ -34,37 +34,37 @@ def derive(
     out: Path = Path("runs"),
     json: bool = False,
 ) -> int:
-    """Measure how learning rate, epsilon, init and weight decay of a parameter must change with the size of the model.
+    """Measure how the learning rate, epsilon, init and weight decay of a parameter must change with model size.
 
-    By default these are the parameters whose role cannot be found; name others with --parameters. --save writes the
+    By default this measures the parameters whose role cannot be found. Name others with --parameters. --save writes the
     rules to a file, for cp.load_rules and for --rules of explain and check. Exit code: 0 if every exponent is decided,
-    3 if one is open, with the reason.
+    3 if one is not; the report says why.
 
     Example: completep derive examples/own_model.py:model --depths 2 4 8 --widths 64 128 256 --parameters '*.up.weight'
 
     Args:
         target: your factory, as package.module:factory or file.py:factory.
-        depths: at least three numbers of layers, at the base's width.
+        depths: at least three depths, at the base's width.
         widths: at least three widths, at the base's depth.
-        axis: further arguments of the factory, each with at least three sizes, the base's first: experts 4 8 16.
+        axis: another argument of the factory and at least three sizes of it, the base's first, as experts 4 8 16.
         parameters: names or patterns of the parameters to measure.
         base: width and depth of the base; by default the smallest width and the smallest depth.
-        rules: what all other parameters follow.
+        rules: the parameterization of all other parameters.
         args: further arguments of the factory.
         names: what the factory calls width and depth, such as n_embd n_layer.
         batches: a factory of batches, if forward needs special inputs: number → (inputs, targets).
-        seeds: number of seeds, at first; an interval that is too wide to decide gets more.
+        seeds: number of seeds to start with. Where an interval is too wide to decide, more are run.
         steps: training steps before the second measurement; 0 leaves it out.
         lr: base learning rate of these steps.
         std: base init standard deviation.
         batch: sequences per batch.
         time: tokens per sequence.
         workers: processes; by default one per core, or none where that is faster.
-        confirm: width and depth of a larger model: train it and the base with several multiples of the derived learning
-            rates, whose best must stay the same.
-        save: write the rules to this new file.
-        out: the report goes into a new folder here. Measurements are kept here too: if this command is interrupted, the
-            same command continues.
+        confirm: width and depth of a larger model. It and the base are trained with several multiples of the derived
+            learning rates, and the best multiple must be the same.
+        save: write the rules to this new file, if every exponent is decided.
+        out: folder for reports, each in a new folder. Measurements are kept here too, so after an interruption the same
+            command continues.
         json: print JSON.
     """
     from completep import derive as run
@@ -80,6 +80,8 @@ def derive(
     show(result, json, out)
     if save is not None and result.verdict == "PASS":
         result.save(save)
+    elif save is not None:
+        console(stderr=True).print(f"{save} was not written: the exponents above are not all decided")
     return EXIT[result.verdict]
 
 
@@ -94,5 +96,6 @@ def _axes(words: tuple[str, ...]) -> dict[str, list[int]]:
             name = word
             axes[name] = []
         else:
-            raise UserError(f"--axis {' '.join(words)}: {word!r} is no size", fix="--axis experts 4 8 16")
+            kind = "the name of an argument" if name is None else "a size"
+            raise UserError(f"--axis {' '.join(words)}: {word!r} is not {kind}", fix="write --axis experts 4 8 16")
     return axes

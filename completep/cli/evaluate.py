@@ -20,21 +20,21 @@ def evaluate(
     out: Path | None = None,
     json: bool = False,
 ) -> int:
-    """Zero-shot accuracy of trained runs, side by side, by the lm-evaluation-harness's own tasks and metrics.
+    """Compare the zero-shot accuracy of trained runs on tasks of the lm-evaluation-harness.
 
     Needs `pip install 'completep[eval]'`. With --data nothing is downloaded: the folder has one file per task, such as
-    hellaswag.jsonl, with the fields of the official data set. Tasks without items are left out.
+    hellaswag.jsonl, with the fields of the official data set. Tasks without a file are left out.
 
     Example: completep evaluate runs/first runs/second --tasks arc_easy piqa --limit 200
 
     Args:
         runs: folders of runs that are done.
         tasks: names of tasks; by default the paper's six: hellaswag arc_easy lambada_openai race piqa boolq.
-        data: a folder of local items instead of the hub's data sets.
-        limit: only the first items of each task.
-        max_length: tokens that are read at most; longer texts lose their start. By default what the run was trained on,
-            and 2048 with ALiBi.
-        tokenizer: if the run's own data is gone: bytes, gpt2 or a tokenizer.json.
+        data: a folder of local items, instead of data sets from the hub.
+        limit: number of items per task, from the first; by default all.
+        max_length: largest number of tokens per text; longer texts lose their start. By default the length that the run
+            was trained on, and with ALiBi at least 2048.
+        tokenizer: bytes, gpt2 or a tokenizer.json, if the run's own data is gone.
         out: also write the table as CSV to this file.
         json: print JSON.
     """
@@ -60,9 +60,9 @@ def export(
     tokenizer: str | None = None,
     json: bool = False,
 ) -> int:
-    """A trained run as a Hugging Face folder: config.json, safetensors, tokenizer.
+    """Write a trained run as a Hugging Face folder: config.json, safetensors, tokenizer.
 
-    Uses an architecture of transformers where one fits exactly (Llama, Qwen3, Nemotron, GPT-2). Otherwise it writes the
+    Uses an architecture of transformers if one fits exactly (Llama, Qwen3, Nemotron, GPT-2). Otherwise it writes the
     decoder's own source beside the weights, for trust_remote_code=True. Needs `pip install 'completep[hf]'`.
 
     Example: completep export runs/first --out exported
@@ -70,7 +70,7 @@ def export(
     Args:
         run: the folder of a run that is done.
         out: a new folder.
-        tokenizer: if the run's own data is gone: bytes, gpt2 or a tokenizer.json.
+        tokenizer: bytes, gpt2 or a tokenizer.json, if the run's own data is gone.
         json: print JSON.
     """
     from completep.integrations import huggingface

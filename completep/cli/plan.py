@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from tyro.conf import arg
 
 from completep import paper
-from completep.cli.shared import RulesName, show
+from completep.cli.shared import RulesKey, show
 
 
 def plan(
@@ -29,7 +29,7 @@ def plan(
     tpp: float = paper.TOKENS_PER_PARAMETER,
     tokens: str | None = None,
     batch: int | None = None,
-    rules: RulesName | None = None,
+    rules: RulesKey | None = None,
     base_shape: tuple[int, int] | None = None,
     lr: float | None = None,
     std: float | None = None,
@@ -42,7 +42,7 @@ def plan(
     run: Path | None = None,
     json: bool = False,
 ) -> int:
-    """From a budget or a size to a run: shape, tokens, batch, steps, learning rates, weight decay, FLOPs, memory.
+    """Plan a run from a budget or a size: shape, tokens, batch, steps, learning rates, weight decay, FLOPs, memory.
 
     Give the size in one way: --params, --flops, --gpu-hours, or --width and --depth.
 
@@ -56,10 +56,10 @@ def plan(
         gpu_hours: training budget in device hours, with --device and --mfu.
         device: name (h100, a100, …) or peak FLOP/s (989e12).
         mfu: share of the peak that training reaches.
-        max_width: widest model that fits, for memory.
-        max_depth: deepest model that is fast enough, for latency.
-        head_size: of every attention head; by default that of --from, else 64, or less so that there are four heads.
-        vocabulary: tokens in the vocabulary; by default that of --from, else 50257.
+        max_width: largest width, if memory limits it.
+        max_depth: largest depth, if latency limits it.
+        head_size: dimensions per attention head; by default that of --from, else 64, or less to have four heads.
+        vocabulary: size of the vocabulary; by default that of --from, else 50257.
         experts: experts in every block; by default those of --from, else none.
         active_experts: experts that a token is sent to; by default those of --from, else 1.
         expert_width: inner width of an expert; by default that of --from, else four times the width.
@@ -73,12 +73,12 @@ def plan(
         lr: base learning rate; by default that of --from, else the paper's 2^-8.
         std: base init standard deviation; by default that of --from, else the paper's 0.02.
         tau: weight-decay timescale, 1 / (lr · weight decay · steps); by default that of --from, else 0.1407.
-        from_: a tuned.json of `completep tune`, or a tuned run.json, to carry over to the larger target. Flags that you
-            give besides it win.
+        from_: a tuned.json from `completep tune`, or the run.json of a tuned run, to carry over to the larger target.
+            Other flags override it.
         law: with --from: how batch and duration transfer (the paper's laws, or Complete(d)P's).
         horizon_exponent: with --law completed, by default 0.5; published values are 0.28 to 0.5.
         ranks: devices that share the state (FSDP2).
-        micro_batch: sequences per device and pass, for the memory estimate.
+        micro_batch: sequences per device and forward pass, for the memory estimate.
         run: write the run here, for `completep train`.
         json: print JSON.
     """

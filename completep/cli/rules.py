@@ -24,16 +24,16 @@ def explain(
 ) -> int:
     """Show, parameter by parameter, what the rules do to your model and why.
 
-    The model is built on the meta device, so any size is free. Without --lr and the other base values, the numbers are
-    factors.
+    The model is built on the meta device, so even a very large one takes no memory. Without --lr and the other base
+    values, the table shows the factors that the rules apply.
 
     Example: completep explain completep.model.gpt:gpt --args width=1024 depth=24 --base width=256 depth=2 --lr 0.0039
 
     Args:
         target: your factory, as package.module:factory or file.py:factory.
-        args: its arguments for the model to train.
-        base: its arguments for the base model that was tuned (the others as in --args).
-        base_shape: width and depth of the base, if a factory cannot build it.
+        args: arguments of the factory for the model to train.
+        base: arguments of the factory for the base model, the one that you tuned. Others are as in --args.
+        base_shape: width and depth of the base, if the factory cannot build it.
         lr: tuned base learning rate.
         weight_decay: tuned base weight decay.
         eps: tuned base epsilon.
@@ -76,21 +76,22 @@ def audit(
     """Compare your own model and optimizer with the rules.
 
     The factory returns (model, optimizer). The values that you tuned are read from the base's own optimizer, unless you
-    give them. Exit code: 0 PASS, 1 if anything departs, 3 if nothing departs but not everything could be checked.
+    give them. Exit code: 0 PASS, 1 FAIL if a setting differs from the rules, 3 INCONCLUSIVE if none differs but not
+    everything could be compared.
 
     Example: completep audit examples/own_model.py:model_and_optimizer --args width=128 depth=8 --base width=64 depth=2
 
     Args:
         target: your factory, as package.module:factory or file.py:factory.
-        args: its arguments for the model to train.
-        base: its arguments for the base model that was tuned (the others as in --args).
-        base_shape: width and depth of the base, if a factory cannot build it.
+        args: arguments of the factory for the model to train.
+        base: arguments of the factory for the base model, the one that you tuned. Others are as in --args.
+        base_shape: width and depth of the base, if the factory cannot build it.
         lr: tuned base learning rate.
         weight_decay: tuned base weight decay.
         eps: tuned base epsilon.
         std: tuned base init standard deviation.
         lr_of: tuned multipliers of the learning rate by role, such as embedding=4, if the base's optimizer has none.
-        check_init: compare starting values too; switch it off for a trained model.
+        check_init: compare initial values too. Switch it off for a trained model.
         json: print JSON.
     """
     from completep import audit as run

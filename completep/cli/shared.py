@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 
 Target = Annotated[Positional[str], arg(metavar="MODULE:FACTORY")]
 Words = Annotated[tuple[str, ...], arg(metavar="NAME=VALUE …")]
-RulesName = Annotated[str, arg(metavar="sp|mup|completep|alpha=0.5|FILE.json", help="which parameterization")]
-Style = Annotated[Literal["multiplier", "folded"], arg(help="factors in the forward pass, or in the weights")]
+RulesKey = Annotated[str, arg(metavar="sp|mup|completep|alpha=0.5", help="the parameterization")]
+RulesName = Annotated[str, arg(metavar="sp|mup|completep|alpha=0.5|FILE.json", help="the parameterization")]
+Style = Annotated[
+    Literal["multiplier", "folded"], arg(help="where the factors are: in the forward pass, or in the weights")
+]
 # 2 is a mistake in the input, 70 an error of ours, 130 an interruption.
 EXIT = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}
 
@@ -34,7 +37,7 @@ def console(stderr: bool = False) -> "Console":
 
 
 def print_json(value: object) -> None:
-    """Indented; the items of a list take a line each. For thousands of them json's own indentation takes too long."""
+    """Print indented JSON, with one line per item of a list. json's own indentation is slow for thousands of items."""
     from completep.report.document import strict
 
     content = strict(value)
@@ -95,14 +98,16 @@ def rules_from(word: str) -> "Rules | str":
 
 
 def multipliers(words: tuple[str, ...]) -> dict[str, float]:
-    """From embedding=4 and the like."""
+    """`embedding=4 router=2` → the multiplier of each role."""
     from completep.units import parse_number
 
     pairs = [word.partition("=") for word in words]
     for name, equals, value in pairs:
         if not (name and equals and value):
-            raise UserError(f"{name + equals + value!r} is no multiplier", fix="write ROLE=NUMBER, such as embedding=4")
-    return {name.strip(): parse_number(value) for name, _, value in pairs}
+            raise UserError(
+                f"{name + equals + value!r} is not a multiplier", fix="write ROLE=NUMBER, such as embedding=4"
+            )
+    return {name.strip(): parse_number(value, name.strip()) for name, _, value in pairs}
 
 
 def read_run(path: Path) -> Run:
@@ -117,7 +122,7 @@ Build = Callable[[], Any]
 def models(
     target: str, args: tuple[str, ...], base: tuple[str, ...], base_shape: tuple[int, int] | None
 ) -> "tuple[Build, Build | Shape]":
-    """(how to build the target, the base) from the words on the command line."""
+    """From the words of a command: how to build the target, and the base."""
     from completep.load import call_factory, load_factory, parse_arguments
 
     factory = load_factory(target)

@@ -27,27 +27,26 @@ def study(
     out: Path = Path("runs"),
     json: bool = False,
 ) -> int:
-    """One of the paper's results, run here: trains what is not trained yet, and writes a report. Without a name: lists
-    them.
+    """Run one of the paper's studies and report whether its claim holds here. Without a name: list the studies.
 
-    Every run is done once. After an interruption the same command continues. See also: completep study status,
-    completep report.
+    Trains what is not trained yet, and writes a report. Every run is done once: after an interruption, the same command
+    continues. See also: completep study status, completep report.
 
     Example: completep study lr-transfer --set depth=2,8 seed=0 --search bracket
 
     Args:
-        name: which study, or path/to/file.py:STUDY for one of yours.
-        scale: small shapes on the built-in corpus (meant for half an hour on two cores), or the paper's own settings.
-        set: other values of an axis, as depth=2,8 lr=2^-9,2^-8; --dry-run shows the axes.
-        dry_run: only say what would run, with its FLOPs and about how long it takes.
-        search: the whole grid, or walk to each curve's minimum and stop once it is bracketed.
+        name: name of a study, or path/to/file.py:STUDY for one of yours.
+        scale: laptop takes about half an hour on two cores, desk about three hours; paper is the paper's own settings.
+        set: other values for an axis, as depth=2,8 lr=2^-9,2^-8. --dry-run shows the axes.
+        dry_run: only show what would run, with its FLOPs and about how long it takes.
+        search: run the whole grid, or walk to the minimum of each curve and stop once it is bracketed.
         engine: this machine, or a Ray cluster whose nodes share the folder.
         workers: runs at a time; by default one per core, or one per GPU.
-        ranks: processes (GPUs) of each run, started by torchrun.
+        ranks: processes (GPUs) per run, started by torchrun.
         micro_batch: sequences per device and pass; the rest of a batch is accumulated.
-        address: of a Ray cluster; by default one is started here.
+        address: address of a Ray cluster; by default a cluster is started on this machine.
         data: a folder that `completep prepare` wrote, instead of the built-in corpus.
-        items: for downstream: a folder of local items, as for completep evaluate, instead of the hub's data sets.
+        items: for downstream: a folder of local items, as for completep evaluate, instead of data sets from the hub.
         out: runs are kept in the folder `store` here, and the report in a new folder beside it.
         json: print JSON.
     """
@@ -89,14 +88,14 @@ def report(
     out: Path = Path("runs"),
     json: bool = False,
 ) -> int:
-    """The report of a study from the runs that are done, without running anything.
+    """Write the report of a study from the runs that are done, without running anything.
 
     Example: completep report lr-transfer --set seed=0
 
     Args:
-        name: which study.
-        scale: laptop or paper.
-        set: other values of an axis, as for completep study.
+        name: name of a study, or path/to/file.py:STUDY for one of yours.
+        scale: as for completep study.
+        set: as for completep study.
         data: as for completep study.
         items: as for completep study.
         out: where the runs are; the report goes into a new folder beside them.
@@ -112,12 +111,12 @@ def report(
 def study_status(
     scale: ScaleName = "laptop", data: str | None = None, out: Path = Path("runs"), json: bool = False
 ) -> int:
-    """The progress of every study: runs done, diverged, running and missing.
+    """Show the progress of every study: runs done, diverged, running and missing.
 
     Example: completep study status
 
     Args:
-        scale: laptop or paper.
+        scale: as for completep study.
         data: as for completep study.
         out: where the runs are.
         json: print JSON.
@@ -153,12 +152,12 @@ def study_pack(
 def study_unpack(
     file: Annotated[Positional[Path], arg(metavar="FILE")], /, out: Path = Path("runs"), json: bool = False
 ) -> int:
-    """Add the runs of a packed file to a store. What the store has already stays as it is.
+    """Add the runs of a packed file to a store. Runs that the store has already are left as they are.
 
     Example: completep study unpack results.gz --out elsewhere
 
     Args:
-        file: what `completep study pack` wrote.
+        file: a file that `completep study pack` wrote.
         out: the runs go into the folder `store` here.
         json: print JSON.
     """
@@ -185,17 +184,17 @@ def demo(
     out: Path = Path("runs"),
     json: bool = False,
 ) -> int:
-    """Tune the learning rate at depth 2, then use it at depth 32: does the deeper model get better? A few minutes on
-    two cores.
+    """Tune the learning rate at depth 2, use it at depth 32, and see whether the deeper model is better.
 
-    Trains the paper's decoder on Python's own source under SP/muP, alpha=0.5 and CompleteP, and writes a report.
+    Trains the paper's decoder on Python's own source under SP/muP, alpha=0.5 and CompleteP, and writes a report. Takes
+    a few minutes on two cores.
 
     Example: completep demo --seed 1
 
     Args:
-        full: the whole grid with three seeds, which gives intervals and a verdict on transfer: half an hour.
+        full: run the whole grid with three seeds. It gives intervals and a transfer verdict, and takes half an hour.
         depths: numbers of layers; the first is the base.
-        seed: of the initial weights and the order of the data.
+        seed: seed of the initial weights and of the order of the data.
         workers: runs at a time; by default one per core.
         out: runs are kept in the folder `store` here, and the report in a new folder beside it.
         json: print JSON.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from completep.cli.shared import RulesName, console, print_json, read_run
+from completep.cli.shared import RulesKey, console, print_json, read_run
 from completep.config import Data, Run, run_id
 from completep.errors import UserError
 
@@ -30,18 +30,21 @@ def prepare(
     max_document: str = "64M",
     json: bool = False,
 ) -> int:
-    """Turn text into memory-mapped token shards. After an interruption the same command continues.
+    """Turn text into memory-mapped token shards, for training.
+
+    After an interruption the same command continues.
 
     Example: completep prepare python --out data/python --tokenizer bytes
 
     Args:
-        sources: text files, folders, .jsonl, .jsonl.gz, .parquet, hf:NAME[:SPLIT], or `python` for Python's own source.
+        sources: text files, folders, .jsonl, .jsonl.gz, .parquet, hf:NAME[[:CONFIG]:SPLIT], or `python` or `torch` for
+            their own source code.
         out: folder for the shards and their manifest.
         tokenizer: bytes, gpt2, or the path of a tokenizer.json.
         validation: share of the documents that is held out for validation.
-        text_field: the field that holds the text, in JSON and Parquet.
-        workers: processes.
-        max_document: bytes of a document, or of a line of JSON, that are read at most; a longer one is an error.
+        text_field: the field with the text, in JSON and Parquet.
+        workers: number of processes.
+        max_document: largest document, or line of JSON, in bytes. A longer one is an error.
         json: print JSON.
     """
     from rich.progress import Progress
@@ -77,7 +80,7 @@ def train(
     tokens: str | None = None,
     batch: int | None = None,
     sequence: int | None = None,
-    rules: RulesName | None = None,
+    rules: RulesKey | None = None,
     base_shape: tuple[int, int] | None = None,
     lr: float | None = None,
     std: float | None = None,
@@ -95,40 +98,42 @@ def train(
     track: Literal["tensorboard", "wandb", "trackio"] | None = None,
     json: bool = False,
 ) -> int:
-    """Train the run that `completep plan --run` wrote, or one given in flags. The same command resumes it.
+    """Train a run that `completep plan --run` wrote, or one that is described by flags.
 
-    In flags, --width and --depth are needed; everything else follows the paper's recipe, as in `completep plan`.
-    Under torchrun: torchrun --nproc-per-node 2 -m completep train run.json --parallel fsdp
+    Without a file, --width and --depth are needed, and everything else follows the paper's recipe, as in `completep
+    plan`. After an interruption the same command resumes the run. Under torchrun: torchrun --nproc-per-node 2 -m
+    completep train run.json --parallel fsdp
 
     Example: completep train --width 64 --depth 8 --tokens 1M --batch 16 --sequence 128 --base-shape 64 2
 
     Args:
         run: a run.json.
-        out: the run's folder; by default beside run.json with its name, or runs/ID.
-        data: a folder that `completep prepare` wrote, or `python` (Python's own source), instead of the run's own.
-        tokenizer: of `python`: bytes or gpt2.
+        out: folder of the run; by default RUN for RUN.json, or runs/ID without a file.
+        data: a folder that `completep prepare` wrote, or `python` or `torch` (their own source code). By default the
+            data of RUN.json, else `python`.
+        tokenizer: with `python` or `torch`: bytes or gpt2.
         width: width N.
         depth: depth L.
-        head_size: of every attention head.
+        head_size: dimensions per attention head.
         tokens: tokens to train on, such as 300M; by default 20 per parameter.
         batch: sequences per step; by default the paper's batch law.
         sequence: tokens per sequence.
-        rules: the parameterization: sp, mup, completep or alpha=0.5 … 1.
+        rules: the parameterization.
         base_shape: width and depth of the base that was tuned.
         lr: tuned base learning rate.
         std: tuned base init standard deviation.
         tau: weight-decay timescale, 1 / (lr · weight decay · steps).
-        seed: of starting weights and batches.
-        micro_batch: sequences per device and pass; the rest of a batch is accumulated.
-        parallel: with torchrun: copies (ddp) or shards (fsdp) of the model on each device.
+        seed: seed of the initial weights and of the order of the data.
+        micro_batch: sequences per device and forward pass; gradients are accumulated over the batch.
+        parallel: with torchrun: each device holds a copy (ddp) or a shard (fsdp) of the model.
         replicas: with fsdp: groups of devices that each hold a whole copy (HSDP).
-        precision: auto is bf16 autocast where the device has it.
-        compile: compile block by block.
+        precision: auto means bf16 autocast if the device supports it.
+        compile: compile the model, block by block.
         peak: peak FLOP/s of the device, for utilisation; measured if not given.
         checkpoint_every: steps between checkpoints.
         keep: checkpoints to keep.
         log_every: steps between records.
-        track: send the records to a tracker too; WANDB_MODE=offline keeps W&B on this machine.
+        track: also send the records to this tracker. WANDB_MODE=offline keeps those of wandb on this machine.
         json: print the result as JSON.
     """
     from dataclasses import asdict
@@ -169,7 +174,7 @@ def train(
 
 
 def _folder_beside(run: Path | None, config: Run) -> Path:
-    """Where a run is trained if no folder is given. Its file may come from others: a link beside it leads anywhere."""
+    """The folder of a run for which none is given. A link there is refused: the files may come from somebody else."""
     folder = run.with_suffix("") if run is not None else Path("runs") / run_id(config)
     if run is not None and folder.is_symlink():
         raise UserError(f"{folder} is a symbolic link", fix=f"if the run belongs there, give --out {folder}")
@@ -179,7 +184,7 @@ def _folder_beside(run: Path | None, config: Run) -> Path:
 def _resolve_run(
     path: Path | None, options: dict[str, Any], data: str | None, tokenizer: str | None, seed: int | None
 ) -> Run:
-    """The run of a file, or of flags; data and seed may be changed in both."""
+    """The run of a file or of flags, with the data and the seed that are given."""
     from dataclasses import replace
 
     from completep import plan
@@ -204,7 +209,7 @@ def _resolve_run(
 
 @contextmanager
 def _tracking(kind: "Kind | None", run: Run, folder: Path, terminal: "Console") -> "Iterator[Callable[[Record], None]]":
-    """Records to a tracker, if one is wanted; under torchrun only those of the first rank."""
+    """Send records to a tracker, if one is wanted; under torchrun only those of the first rank."""
     if kind is None or os.environ.get("RANK", "0") != "0":
         yield lambda record: None
         return

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
-from completep.cli.shared import EXIT, RulesName, Words, console, print_json, show
+from completep.cli.shared import EXIT, RulesKey, Words, console, print_json, show
 from completep.errors import UserError
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Ranges = Annotated[tuple[str, ...], arg(metavar="NAME=LOW..HIGH …")]
 Shapes = Annotated[tuple[str, ...], arg(metavar="WIDTHxDEPTH …")]
-# Both ways are flags of their own, so that neither is given where a file decides.
+# `--x` and `--no-x` are two flags: if neither is given, a TOML file decides.
 Flag = Annotated[bool, FlagCreatePairsOff]
 
 
@@ -29,7 +29,7 @@ def tune(
     proxies: Shapes = (),
     seeds: int | None = None,
     most_seeds: int | None = None,
-    rules: RulesName | None = None,
+    rules: RulesKey | None = None,
     model: Literal["gpt"] | None = None,
     run: Path | None = None,
     set: Words = (),
@@ -56,43 +56,43 @@ def tune(
 ) -> int:
     """Tune your own training script at a small base, and verify that the optimum holds at larger proxies.
 
-    Every run is made once. After an interruption the same command continues. The exit code is that of the verdict: 0
-    PASS, 1 FAIL, 3 INCONCLUSIVE. See also: completep tune status.
+    Every run is done once: after an interruption, the same command continues. Exit code: 0 PASS, 1 FAIL or failed runs,
+    3 INCONCLUSIVE. See also: completep tune status.
 
     Example: completep tune 'python train.py --width {width} --depth {depth} --lr {lr} --seed {seed} --out {folder}'
     --loss '{folder}/metrics.jsonl:val_loss' --space lr=2^-10..2^-5 --base-shape 64 2 --proxies 64x8
 
     Args:
         train: a command with placeholders, a function train(trial) -> loss, or a TOML file with all settings.
-        space: what to search, as lr=2^-10..2^-5 (octaves), x=0..0.3:linear:0.1 or x=a,b. Each one is verified.
+        space: what to search, as lr=2^-10..2^-5 (octaves), x=0..0.3:linear:0.1 or x=a,b. Each dimension is verified.
         loss: where the loss of a command is: FILE:KEY (JSON, JSONL, CSV), output:REGEX, or tensorboard:FOLDER:TAG.
         base_shape: width and depth to tune at; by default 64 2.
         proxies: larger shapes at which the optimum is verified; by default four times the depth.
-        seeds: seeds near the optimum; by default 3. One never gives a PASS.
-        most_seeds: how many there may be if the noise asks for more; by default 8.
-        rules: what your script applies; {rules} passes it on.
-        model: gpt tunes the reference decoder.
+        seeds: number of seeds near the optimum; by default 3. One seed never gives a PASS.
+        most_seeds: largest number of seeds, if the noise requires more; by default 8.
+        rules: the parameterization that your script applies; {rules} passes it on. By default completep.
+        model: gpt tunes the reference decoder, instead of a command or a function.
         run: with --model: a run.json to vary, instead of a small built-in one.
-        set: constants, as steps=1000.
-        take: of several losses, the last or the smallest.
-        search: how to search several dimensions; one dimension is bracketed.
-        trials: runs of a search over several dimensions.
-        stop_early: end hopeless runs of the search with one seed, where the loss is there on the way; the default.
-        no_stop_early: let them end by themselves.
-        sources: more files whose change makes another run. Your script and what it imports count already.
-        resumes: your script continues from {folder}; without it every attempt gets an empty folder.
-        no_resumes: the default; for a TOML file that says otherwise.
-        ranks: GPUs of each run.
+        set: constants of all runs, as steps=1000.
+        take: which of several losses counts, the last or the smallest; by default the last.
+        search: how to search several dimensions; by default tpe, or random for more than 12. One is bracketed.
+        trials: number of runs in a search over several dimensions; by default ten per dimension.
+        stop_early: stop hopeless runs of the first search, if the loss is reported during training; the default.
+        no_stop_early: let every run finish.
+        sources: further files that a run depends on. Your script and what it imports count already.
+        resumes: your script continues from {folder} after an interruption. Otherwise each attempt gets an empty folder.
+        no_resumes: the default, to override a TOML file.
+        ranks: number of GPUs per run.
         factory: file.py:model, which takes width and depth, to measure whether the base is fit to tune at.
         engine: this machine, a Ray cluster or a SLURM cluster, whose nodes share the folder.
-        workers: runs at a time; by default one per core, or one per GPU; with SLURM 4.
-        per_gpu: runs that share a GPU.
-        address: of a Ray cluster; by default one is started here.
-        slurm: options of the array job: partition, account, qos, gres, time, constraint, nodes, mem, cpus, idle, and
-            setup (a snippet before the worker), as partition=gpu time=2:00:00.
-        accept_changes: runs that were made before a script changed still count.
-        out: runs are kept in the folder `store` here, tuned.json here, and the report in a new folder beside them.
-        dry_run: only say what would run.
+        workers: runs at a time; by default one per core or GPU, and 4 with SLURM.
+        per_gpu: number of runs that share a GPU.
+        address: address of a Ray cluster; by default a cluster is started on this machine.
+        slurm: options of the array job, as partition=gpu time=2:00:00: partition, account, qos, gres, time, constraint,
+            nodes, mem, cpus, idle, and setup (shell lines that run before the worker).
+        accept_changes: let runs count that were done before a script changed.
+        out: folder for tuned.json, for the runs (in `store`) and for the report (in a new folder).
+        dry_run: only show what would run.
         init: write a commented TOML file with all settings, and do nothing else.
         json: print JSON.
     """
@@ -147,14 +147,14 @@ def tune(
 
 
 def either(name: str, yes: bool, no: bool) -> bool | None:
-    """What two flags say; None if neither is given."""
+    """The value of a pair of flags; None if neither is given."""
     if yes and no:
         raise UserError(f"--{name} and --no-{name} are both given", fix="give one of them")
     return yes if yes or no else None
 
 
 def tune_status(out: Path = Path("runs"), json: bool = False) -> int:
-    """How far every tuning is: runs done, diverged, running and missing.
+    """Show the progress of every tuning: runs done, diverged, running and missing.
 
     Example: completep tune status
 

@@ -1,4 +1,4 @@
-"""`completep worker`: does what a store's queue asks for, on any machine that sees the store."""
+"""`completep worker`: does the runs in the queue of a store, on any machine that shares the store."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,16 +10,16 @@ from completep.errors import UserError
 
 
 def worker(store: Annotated[Positional[Path], arg(metavar="STORE")], /, idle: float = 60.0, json: bool = False) -> int:
-    """Take runs from a store until there are none for a while. Start as many as you like, on any machines.
+    """Do the runs in the queue of a store, until it has been empty for a while.
 
-    `completep tune --engine slurm` starts these as one array job. On Kubernetes, SkyPilot or anything else, start them
-    yourself on the folder `store` under --out.
+    Start as many workers as you like, on any machines that share the store. `completep tune --engine slurm` starts them
+    as one array job. On Kubernetes, SkyPilot or anything else, start them yourself.
 
     Example: completep worker runs/store --idle 0
 
     Args:
-        store: the folder `store` of a tuning, which all machines share.
-        idle: seconds without a run, after which the worker ends.
+        store: the folder `store` under --out of the tuning.
+        idle: seconds without a run after which the worker ends.
         json: print JSON.
     """
     from completep.sweep.store import Store
@@ -32,5 +32,5 @@ def worker(store: Annotated[Positional[Path], arg(metavar="STORE")], /, idle: fl
     if not idle >= 0:
         raise UserError(f"idle={idle}: must be at least 0", fix="give a number of seconds")
     done = Worker(place, idle, lambda line: console(stderr=True).print(line)).run()
-    print_json({"done": done}) if json else console().print(f"{done} runs done here")
+    print_json({"done": done}) if json else console().print(f"this worker did {done} runs")
     return 0

@@ -52,9 +52,9 @@ def fit_power_law(
 ) -> PowerLaw:
     """Least squares in logarithms, with Student's interval for b.
 
-    Runs at one budget count as one point, their mean with the seeds' own levels taken out, and the interval has n - 2
-    degrees of freedom for n budgets: what a law misses at a budget is the same for every seed, so that more seeds say
-    no more about it.
+    All runs at one budget are one point: their mean, after removing a level per seed. So the interval has n - 2 degrees
+    of freedom for n budgets. More seeds do not add any, because the misfit of the law at a budget is the same for every
+    seed.
     """
     F, X = _points(flops, loss, least=2)
     _require_falling(F, X)
@@ -94,7 +94,7 @@ def _points(x: ArrayLike, y: ArrayLike, least: int) -> tuple[Floats, Floats]:
 
 
 def _require_falling(F: Floats, X: Floats) -> None:
-    """A frontier falls. Several runs at one budget are averaged."""
+    """Refuse losses that do not fall with compute. Several runs at one budget are averaged."""
     sizes = np.unique(F)
     means = np.array([X[size == F].mean() for size in sizes])
     for i in np.flatnonzero(np.diff(means) >= 0):
@@ -122,12 +122,12 @@ def flop_savings(d_reference: ArrayLike, d: ArrayLike, b: float) -> Floats:
 def savings_interval(
     reference: ArrayLike, loss: ArrayLike, flops: float, law: PowerLaw, *, level: float = LEVEL
 ) -> Interval | None:
-    """Of the FLOPs saved over a reference run of the same shape, from the losses of both, seed by seed.
+    """An interval for the FLOPs saved over a reference run of the same shape, from the losses of both, seed by seed.
 
-    Savings are 1 - exp(-q/b), with q = -log(1 - (d_ref - d)). Both q, from seeds, and b, from sizes, are uncertain: the
-    interval is that of their ratio, by Fieller's theorem. A run that the law was fitted to moves both. None with one
-    seed, or with fewer than three sizes. How far the run lies above the law moves q by a percent of itself and is taken
-    as known.
+    Savings are 1 - exp(-q/b), with q = -log(1 - (d_ref - d)). Both q, from seeds, and b, from sizes, are uncertain, so
+    the interval is that of their ratio, by Fieller's theorem. If the law was fitted to the run, the two are correlated.
+    None with one seed, or with fewer than three sizes. The distance of the run from the law changes q by about a
+    percent and is taken as known.
     """
     X_ref, X = np.asarray(reference, float), np.asarray(loss, float)
     if len(X) < 2 or law.freedom < 1:

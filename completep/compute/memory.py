@@ -37,7 +37,7 @@ def saved_per_token(model: GPTConfig) -> float:
     inner = 4 * F if model.activation == "swiglu" else 2 * F
     rotary = 3.5 * N if model.positions == "rotary" else 0
     heads = 3 * N if model.qk_norm else 0
-    # Of every active expert: its input, its output, their product with the gate, and the numbers of its tokens.
+    # For every active expert: its input, its output, the output times the gate, and the indices of its tokens.
     routed = model.active_experts * (3 * N + 8) if model.experts else 0
     block = 8 * N + inner + rms + rotary + heads + routed  # in- and outputs of two norms; q, k, v; result of attention
     return L * block + 2 * N + V

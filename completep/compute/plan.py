@@ -1,17 +1,17 @@
 """From a budget or a size to a run: shape, tokens, batch, steps, learning rates, weight decay, FLOPs, memory.
 
-Every choice that is not yours is made by a law with a name, and the plan carries those names.
+Every setting that is not given is chosen by a law. The plan names the law of each setting.
 """
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
 from completep import paper
 from completep.compute import flops as count
-from completep.compute.memory import Memory, memory
+from completep.compute.planned import BY_ROLE, Change, Plan
 from completep.compute.shapes import Limits, Quantity, Target, best_ratio, choose_shape
 from completep.config import (
     GPTConfig,
@@ -25,15 +25,13 @@ from completep.config import (
 )
 from completep.errors import UserError, choice, some
 from completep.files import read_text
-from completep.report.document import Document, Json, Part, Table, Text
-from completep.report.result import Result
-from completep.rules.table import LR_NAMES, Horizon, Role, Rules, as_rules, check_lr_of, decoder_roles, rules_named
+from completep.rules.table import LR_NAMES, Horizon, Role, Rules, as_rules, check_lr_of, decoder_roles
 from completep.tuned import TunedValues, is_tuned, read_tuned
 from completep.units import human, parse_quantity
 
 Law = Literal["paper", "completed"]
 MOST_TOKENS = 1e17
-LARGEST_DECAY = 1e300  # of a λ that can still be calculated with
+LARGEST_DECAY = 1e300  # largest λ whose products are still finite
 # Numbers above these are typing mistakes.
 ABSURD = {
     "width": 1e6,
@@ -45,157 +43,6 @@ ABSURD = {
     "lr": 1e3,
     "std": 1e3,
 }
-
-
-@dataclass(frozen=True)
-class RoleSettings:
-    role: Role
-    init_std: float | None  # None where it starts at a constant
-    lr: float
-    weight_decay: float
-    eps: float
-
-
-@dataclass(frozen=True)
-class Change:
-    """One setting of a tuned run, and what it becomes at the target."""
-
-    setting: str
-    before: str
-    after: str
-    why: str
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Plan(Result):
-    """A run, and why each of its settings is as it is."""
-
-    run: Run
-    flops: float
-    laws: Mapping[str, str]  # what was chosen → by which law
-    changes: tuple[Change, ...] = ()  # from the tuned run, if there was one
-    notes: tuple[str, ...] = ()
-    ranks: int = 1
-    micro_batch: int = 1
-    rules: Rules = field(init=False, repr=False)
-
-    slug = "plan"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "rules", rules_named(self.run.rules))
-
-    @property
-    def m_N(self) -> float:
-        return self.run.model.width / self.run.base.width
-
-    @property
-    def m_L(self) -> float:
-        return self.run.model.depth / self.run.base.depth
-
-    @property
-    def multipliers(self) -> dict[str, float]:
-        return {"branch": self.rules.branch(self.m_N, self.m_L), "logits": self.rules.logits(self.m_N, self.m_L)}
-
-    @property
-    def memory(self) -> Memory:
-        return memory(self.run.model, sequence=self.run.sequence, micro_batch=self.micro_batch, ranks=self.ranks)
-
-    def roles(self) -> list[RoleSettings]:
-        """The resolved optimizer settings of every role that the model has."""
-        h, rows = self.run.hyperparameters, []
-        for role in decoder_roles(self.run.model):
-            rule, trait = self.rules.rule(role), role.trait
-            ratios = (self.m_N, self.m_L, 1.0 if trait.fixed_outputs else self.m_N)
-            rows.append(
-                RoleSettings(
-                    role,
-                    h.std * rule.init_std(*ratios) if trait.start == "random" else None,
-                    h.lr * rule.lr(*ratios) * h.lr_of.get(role, 1.0),
-                    h.weight_decay * rule.weight_decay(*ratios) if trait.decayed else 0.0,
-                    h.eps * rule.eps(*ratios),
-                )
-            )
-        return rows
-
-    def document(self) -> Document:
-        notes = [Text(note) for note in self.notes]
-        parts: list[Part] = [self._run_table(), self._role_table(), self._cost_table(), *notes]
-        if self.changes:
-            rows = tuple(
-                (c.setting, c.before, "the same" if c.after == c.before else c.after, c.why) for c in self.changes
-            )
-            parts.insert(0, Table("What transfers, what changes", ("setting", "tuned run", "here", "why"), rows))
-        return Document(f"A plan for {human(count.non_embedding(self.run.model))} parameters", tuple(parts))
-
-    def _run_table(self) -> Table:
-        run, h, laws, needed = self.run, self.run.hyperparameters, self.laws, self.memory
-        model, total, active = run.model, count.total(run.model), count.active(run.model)
-        routed, passed = (f", {human(active)} active", "active ") if model.experts else ("", "")
-        shape = f"width {model.width}, depth {model.depth}, {model.heads} heads of {model.head_size}"
-        batch = f"{run.batch} sequences of {run.sequence} ({human(run.batch * run.sequence)} tokens)"
-        ranks = f", micro-batch {self.micro_batch}, ranks {self.ranks}"
-        parts = f"state {_gb(needed.state)}, gathered {_gb(needed.gathered)}, activations {_gb(needed.activations)}"
-        rows = (
-            ("shape", shape, laws.get("shape", "given")),
-            ("parameters", f"{human(count.non_embedding(model))} in blocks, {human(total)} in all{routed}", "count"),
-            ("tokens", f"{human(run.tokens)} ({run.tokens / active:.1f} per {passed}parameter)", laws["tokens"]),
-            ("training FLOPs", f"{self.flops:.3g}", "granular count (docs/paper-numbers.md)"),
-            ("batch", batch, laws["batch"]),
-            ("steps", f"{run.schedule.steps}, of which {run.schedule.warmup} warm-up", laws["warm-up"]),
-            ("base learning rate η", f"{h.lr:.6g}", laws["learning rate"]),
-            *((f"η of {role}", f"× {times:.6g}", laws[BY_ROLE]) for role, times in h.lr_of.items()),
-            ("base init std σ", f"{h.std:.6g}", laws["init std"]),
-            ("base weight decay λ", f"{h.weight_decay:.6g}", laws["weight decay"]),
-            ("base epsilon ε", f"{h.eps:.6g}", laws["epsilon"]),
-            ("betas", f"{h.beta1:g}, {h.beta2:g}", laws["betas"]),
-            ("branch × / logits ×", "{branch:.4g} / {logits:.4g}".format(**self.multipliers), laws["per role"]),
-            ("memory per rank", f"{_gb(needed.per_rank)}{ranks}", f"{parts} (estimate)"),
-            ("checkpoint", _gb(needed.checkpoint), "weights and both moments, float32"),
-        )  # fmt: skip
-        return Table("The run", ("what", "value", "by"), rows)
-
-    def _role_table(self) -> Table:
-        base = self.run.base
-        title = (
-            f"AdamW by role: {self.rules.name}, m_N = {self.m_N:g}, m_L = {self.m_L:g} "
-            f"(base width {base.width}, depth {base.depth})"
-        )
-        rows = tuple(
-            (str(s.role), "constant" if s.init_std is None else f"{s.init_std:.4g}", s.lr, s.weight_decay, s.eps)
-            for s in self.roles()
-        )
-        return Table(title, ("role", "init std", "lr", "weight decay", "eps"), rows)
-
-    def _cost_table(self) -> Table:
-        costs = count.flops_per_token(self.run.model, self.run.sequence)
-        everything = sum(c.total for c in costs.values())
-        rows = tuple(
-            (name, float(c.forward), float(c.backward), 100 * c.total / everything) for name, c in costs.items()
-        )
-        return Table("FLOPs per token", ("component", "forward", "backward", "share (%)"), rows)
-
-    def to_json(self) -> Json:
-        model = self.run.model
-        parameters = {"non_embedding": count.non_embedding(model), "total": count.total(model)}
-        parameters |= {"active": count.active(model)} if model.experts else {}
-        costs = count.flops_per_token(model, self.run.sequence)
-        return {
-            "run": asdict(self.run),
-            "tokens": self.run.tokens,
-            "flops": self.flops,
-            "parameters": parameters | count.parameters(model),
-            "flops_per_token": {name: asdict(cost) for name, cost in costs.items()},
-            "multipliers": self.multipliers,
-            "roles": [asdict(s) for s in self.roles()],
-            "memory": {**asdict(self.memory), "per_rank": self.memory.per_rank},
-            "laws": dict(self.laws),
-            "changes": [asdict(c) for c in self.changes],
-            "notes": list(self.notes),
-        }
-
-
-def _gb(value: float) -> str:
-    return f"{value / 1e9:.3g} GB"
 
 
 def plan(
@@ -240,10 +87,10 @@ def plan(
         depth: depth L, with width.
         device: name (h100, a100, …) or peak FLOP/s ("989e12").
         mfu: share of the peak that training reaches.
-        max_width: widest model that fits, for memory.
-        max_depth: deepest model that is fast enough, for latency.
-        head_size: of every attention head; by default the tuned run's, else 64, or less so that there are four heads.
-        vocabulary: tokens in the vocabulary; by default the tuned run's, else 50257.
+        max_width: largest width, if memory limits it.
+        max_depth: largest depth, if latency limits it.
+        head_size: dimensions per attention head; by default the tuned run's, else 64, or less to have four heads.
+        vocabulary: size of the vocabulary; by default the tuned run's, else 50257.
         experts: experts in every block; by default the tuned run's, else none. With experts, tpp counts the parameters
             that one token passes.
         active_experts: experts that a token is sent to; by default the tuned run's, else 1.
@@ -258,23 +105,18 @@ def plan(
         lr: base learning rate; by default the tuned run's, else the paper's 2^-8.
         std: base init standard deviation; by default the tuned run's, else the paper's 0.02.
         tau: weight-decay timescale, 1 / (lr · weight decay · steps); by default the tuned run's, else 0.1407.
-        tuned: what `tune` found (tuned.json), or a tuned run (run.json), to carry over to the larger target. What you
-            give besides it wins.
+        tuned: a tuned.json from `tune`, or a tuned run (run.json), to carry over to the larger target. Other arguments
+            override it.
         law: with tuned: how batch and duration transfer (the paper's laws, or Complete(d)P's).
         horizon_exponent: with law="completed", by default 0.5; published values are 0.28 to 0.5.
         ranks: devices that share the state (FSDP2).
-        micro_batch: sequences per device and pass, for the memory estimate.
+        micro_batch: sequences per device and forward pass, for the memory estimate.
     """
     choice("law", law, get_args(Law))
-    tuned_values: TunedValues | None = None
-    if isinstance(tuned, (Path, str)):
-        text = read_text(Path(tuned))
-        tuned = read_tuned(tuned) if is_tuned(text) else run_from_json(text, str(tuned))
-    if isinstance(tuned, TunedValues):
-        tuned_values, tuned = tuned, tuned.run
+    tuned_values, tuned_run = _read(tuned)
     start = None if base is None else as_shape(base)
     given = {"learning rate": lr, "init std": std, "weight decay": tau}
-    if tuned_values is not None and tuned is None:
+    if tuned_values is not None and tuned_run is None:
         _refuse_other_base(start, tuned_values.base)
         start, rules = tuned_values.base, rules or tuned_values.rules
         lr, std = lr or tuned_values.number("lr"), std or tuned_values.number("std")
@@ -284,14 +126,15 @@ def plan(
         tpp=tpp, lr=lr, std=std, tau=tau, sequence=sequence, vocabulary=vocabulary, head_size=head_size, batch=batch,
         max_width=max_width, max_depth=max_depth, width=width, depth=depth, horizon_exponent=horizon_exponent,
     )  # fmt: skip
-    _refuse_contradictions(tuned, law, horizon_exponent, start, lr=lr, tau=tau)
+    _refuse_contradictions(tuned_run, law, horizon_exponent, start, lr=lr, tau=tau)
     if tokens is not None and (flops is not None or gpu_hours is not None):
-        raise UserError("tokens with a budget leave the shape open", fix="give params or width and depth, with tokens")
+        what = f"tokens={tokens} with a budget: the budget decides the number of tokens"
+        raise UserError(what, fix="leave tokens out, or give params, or width and depth, instead of the budget")
     wanted = None if tokens is None else parse_quantity(str(tokens), "tokens")
     if wanted is not None and wanted > MOST_TOKENS:
-        raise UserError(f"tokens={tokens} is more text than there is", fix="check the number")
+        raise UserError(f"tokens={tokens} is implausible (more than {MOST_TOKENS:g})", fix="check the number")
     narrowest = min(width or paper.BASE.width, (start or paper.BASE).width)
-    plain = _like(tuned, head_size, vocabulary, narrowest)
+    plain = _like(tuned_run, head_size, vocabulary, narrowest)
     like = replace(
         plain,
         experts=plain.experts if experts is None else experts,
@@ -299,12 +142,12 @@ def plan(
         expert_width=plain.expert_width if expert_width is None else expert_width,
         shared_experts=plain.shared_experts if shared_experts is None else shared_experts,
     )
-    length = sequence or (paper.SEQUENCE if tuned is None else tuned.sequence)
+    length = sequence or (paper.SEQUENCE if tuned_run is None else tuned_run.sequence)
     limits = Limits(**{k: v for k, v in (("max_width", max_width), ("max_depth", max_depth)) if v is not None})
     model, shape_law = choose_shape(target, like, limits, tpp, length)
-    if tuned is not None:
+    if tuned_run is not None:
         planned = replan(
-            tuned, model, law=law, exponent=horizon_exponent or 0.5, tpp=tpp, batch=batch, tokens=wanted,
+            tuned_run, model, law=law, exponent=horizon_exponent or 0.5, tpp=tpp, batch=batch, tokens=wanted,
             sequence=length, rules=rules, lr=lr, std=std, tau=tau,
         )  # fmt: skip
     else:
@@ -319,8 +162,16 @@ def plan(
     return planned
 
 
+def _read(tuned: "Run | TunedValues | Path | str | None") -> tuple[TunedValues | None, Run | None]:
+    """(tuned values, tuned run), of a file or an object. A tuned.json of your own script has no run."""
+    if isinstance(tuned, (Path, str)):
+        text = read_text(Path(tuned))
+        tuned = read_tuned(tuned) if is_tuned(text) else run_from_json(text, str(tuned))
+    return (tuned, tuned.run) if isinstance(tuned, TunedValues) else (None, tuned)
+
+
 def _like(tuned: Run | None, head_size: int | None, vocabulary: int | None, narrowest: int) -> GPTConfig:
-    """A model one head wide, with everything but its shape. Base and target have heads of one size."""
+    """A model with all settings but the shape, one head wide. Base and target have the same head size."""
     if tuned is None:
         size = head_size or default_head_size(narrowest)
         return GPTConfig(size, 1, vocabulary or paper.VOCABULARY, size)
@@ -331,12 +182,15 @@ def _like(tuned: Run | None, head_size: int | None, vocabulary: int | None, narr
 def _refuse_contradictions(
     tuned: Run | None, law: Law, exponent: float | None, base: Shape | None, **given: float | None
 ) -> None:
-    """Arguments that would otherwise have no effect."""
+    """Refuse arguments that would have no effect."""
     if tuned is None and law == "completed":
-        raise UserError("law='completed' scales a tuned run, and none is given", fix="give the tuned run, or leave law")
+        raise UserError(
+            "law='completed' needs a tuned run, and none is given", fix="give the tuned run, or leave law out"
+        )
     if law != "completed" and exponent is not None:
         raise UserError(
-            f"horizon_exponent={exponent:g} has no effect under the paper's law", fix="use it with law completed"
+            f"horizon_exponent={exponent:g} has no effect under the paper's law",
+            fix="add law='completed', or leave horizon_exponent out",
         )
     for name in [name for name, value in given.items() if value is not None and law == "completed"]:
         what = "learning rate" if name == "lr" else "weight decay"
@@ -358,7 +212,7 @@ def _refuse_other_base(base: Shape | None, tuned: Shape) -> None:
 
 
 def _with_tuned(planned: Plan, tuned: TunedValues, open_: list[str]) -> Plan:
-    """Name what comes from tuned.json, and take its epsilon and betas, and its multipliers by role."""
+    """The plan with the epsilon, betas and multipliers of tuned.json, which is named as the law of its values."""
     names = {"learning rate": ("lr",), "init std": ("std",), "weight decay": ("tau", "weight_decay")}
     names |= {"epsilon": ("eps",), "betas": ("beta1", "beta2")}
     by = f"tuned at {tuned.base.width} × {tuned.base.depth} (transfer {tuned.verdict})"
@@ -369,9 +223,8 @@ def _with_tuned(planned: Plan, tuned: TunedValues, open_: list[str]) -> Plan:
     notes = list(planned.notes)
     if tuned.number("weight_decay") is not None and tuned.tau is None:
         from_tuned.remove("weight decay")
-        notes.append(
-            "The weight decay was tuned, but not for how many steps: give tau, or tune with the constant steps."
-        )
+        unknown = "The tuned weight decay is not used, because the number of steps that it was tuned for is unknown"
+        notes.append(f"{unknown}: give tau, or tune with the constant steps.")
     if tuned.verdict != "PASS":
         notes.append(f"The transfer of the tuned values is {tuned.verdict}, not PASS: {tuned.why}")
     h = planned.run.hyperparameters
@@ -387,14 +240,14 @@ def _with_tuned(planned: Plan, tuned: TunedValues, open_: list[str]) -> Plan:
 
 
 def _with_lr_of(planned: Plan, lr_of: Mapping[str, float], why: str) -> Plan:
-    """With the multipliers of the roles that the planned model has."""
+    """The plan with these multipliers, as far as the model has their roles."""
     check_lr_of(lr_of, set(Role))
     present = set(decoder_roles(planned.run.model))
     kept = {str(role): times for role, times in lr_of.items() if role in present}
     hyper = replace(planned.run.hyperparameters, lr_of=kept)
     laws = {**planned.laws, BY_ROLE: why} if kept else planned.laws
     absent = [f"{role} × {times:.4g}" for role, times in lr_of.items() if role not in present]
-    note = f"Left out, since this model has no such parameter: the learning rate of {some(absent)}."
+    note = f"Tuned multipliers of roles that this model does not have are left out: {some(absent)}."
     notes = tuple(dict.fromkeys((*planned.notes, note))) if absent else planned.notes
     return replace(planned, run=replace(planned.run, hyperparameters=hyper), laws=laws, notes=notes)
 
@@ -408,7 +261,6 @@ def _check_numbers(**numbers: float | None) -> None:
             raise UserError(f"{name}={shown} is implausible (more than {ABSURD[name]:g})", fix="check the number")
 
 
-BY_ROLE = "learning rate by role"  # among the laws, where there are multipliers
 DEFAULT = "the paper's default, not tuned on your model"
 
 
@@ -426,7 +278,7 @@ def plan_shape(
     tau: float | None = None,
     seed: int = 0,
 ) -> Plan:
-    """The paper's compute-optimal recipe for one shape. What is None is the paper's."""
+    """The paper's compute-optimal recipe for one shape. Arguments that are None get the paper's values."""
     model.require_heads()
     eta, timescale = paper.LR if lr is None else lr, paper.TAU if tau is None else tau
     for name, value in (("lr", eta), ("tau", timescale), ("tpp", tpp)):
@@ -462,9 +314,9 @@ def plan_shape(
 
 
 def batch_size(total_flops: float, sequence: int = paper.SEQUENCE) -> int:
-    """Sequences per step. The law is for sequences of 2048 tokens: other lengths get as many tokens per step.
+    """Sequences per step. The law is for sequences of 2048 tokens; other lengths get as many tokens per step.
 
-    A multiple of 8, as in the paper, unless that would be more than the law's tokens by far.
+    The result is a multiple of 8, as in the paper, unless the law gives fewer than 8 sequences.
     """
     sequences = paper.batch_law(total_flops) * paper.SEQUENCE / sequence
     return 8 * round(sequences / 8) if sequences >= 8 else max(1, round(sequences))
@@ -480,7 +332,7 @@ def warmup_steps(steps: int, tokens_per_step: int) -> int:
 
 
 def weight_decay(tau: float, lr: float, steps: float) -> float:
-    """The λ that keeps AdamW's timescale τ = 1 / (η λ steps): Wang & Aitchison 2024."""
+    """The λ of a given timescale τ = 1 / (η λ steps) of AdamW (Wang & Aitchison 2024)."""
     if (share := tau * lr * steps) < 1 / LARGEST_DECAY:
         what = f"tau={tau:g} with lr={lr:g} over {steps:g} steps: no weight decay is that strong"
         raise UserError(what, fix="give a larger tau, or a larger lr")
@@ -492,7 +344,7 @@ def shape_notes(model: GPTConfig, rules: Rules) -> Iterator[str]:
     yield f"N:L = {ratio:.3g}; the paper's optimum at this size is about {best:.3g}"
     deepest = paper.DEEPEST_RATIO_WITHIN_1_PERCENT.get(rules.key)
     if model.expert_width is not None:
-        yield "experts are as wide as the base's: their own ratios are in the table of `explain`"
+        yield "the width of experts is fixed, so their ratios differ from m_N: `explain` shows them"
     if deepest and ratio < deepest:
         yield f"N:L below {deepest}: at 1.5B the paper lost more than 1 % there under {rules.name}"
 
@@ -502,9 +354,9 @@ def replan(
     tokens: float | None = None, sequence: int | None = None, rules: Rules | str | None = None,
     lr: float | None = None, std: float | None = None, tau: float | None = None,
 ) -> Plan:  # fmt: skip
-    """A tuned run's hyperparameters for a larger target: what transfers unchanged, and what a law changes.
+    """The hyperparameters of a tuned run for a larger target: some transfer unchanged, others are changed by a law.
 
-    What is given wins over the tuned run's.
+    Arguments that are given override the tuned run.
     """
     h = tuned.hyperparameters
     share = h.lr * h.weight_decay * tuned.schedule.steps
@@ -538,7 +390,7 @@ def replan(
 
 
 def changes(old: Run, new: Run, laws: Mapping[str, str]) -> Iterator[Change]:
-    """Every setting that a person would compare; rules, vocabulary and sequence only where they differ."""
+    """The settings of both runs, side by side; rules, vocabulary and sequence only if they differ."""
     a, b = old.hyperparameters, new.hyperparameters
     words = [("rules", old.rules, new.rules, "given")]
     numbers: list[tuple[str, float, float, str]] = [

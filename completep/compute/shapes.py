@@ -22,7 +22,7 @@ BY_RATIO = "N:L nearest the paper's optimum for this size"
 
 @dataclass(frozen=True)
 class Limits:
-    """What your hardware allows: depth costs latency, width costs memory per layer."""
+    """The largest shape that your hardware allows: depth costs latency, width costs memory per layer."""
 
     max_width: int = 65536
     max_depth: int = 4096
@@ -125,7 +125,7 @@ def shapes_for_flops(budget: float, like: GPTConfig, limits: Limits, tpp: float,
         used[width, low] = share(width, low)
     enough = min(0.95, max(used.values(), default=0.0))
     if enough < 0.5:
-        return  # the limits bind: no shape comes near the budget
+        return  # the limits are too tight: no shape uses half of the budget
     for (width, depth), part in used.items():
         if part >= enough:
             yield replace(like, width=width, depth=depth)
@@ -155,4 +155,6 @@ def device_peak(device: str) -> float:
         return parse_quantity(device, "device")
     except UserError:
         known = ", ".join(DEVICES)
-        raise UserError(f"device={device!r}: unknown", fix=f"use {known}, or its peak FLOP/s, as 989e12") from None
+        raise UserError(
+            f"device={device!r} is not known", fix=f"use one of {known}, or a peak in FLOP/s such as 989e12"
+        ) from None

@@ -6,12 +6,12 @@ writes a corpus: a folder with shards and a manifest. Training: `load_corpus` op
 In reading order:
 
     tokenizer.py   text → ids and back: bytes, gpt2 or a tokenizer.json
-    sources.py     files, folders, hf:… and python → pieces of input → units of work
-    parquet.py     rows of a parquet file, unpacked in limited memory
+    sources.py     files, folders, hf:…, python and torch → pieces of input → units of work
+    parquet.py     the rows of a parquet file, read in limited memory
     documents.py   a piece of input → its documents
     shards.py      ids → shard files
     corpus.py      the manifest and the shards on disk, checked when they are opened
     prepare.py     all of the above: sources → corpus, restartable
-    builtin.py     the standard library of Python as a corpus, made once and cached
+    builtin.py     the source code of Python or torch as a corpus, made once and cached
     sampler.py     (seed, step) → the tokens of a batch
 """

@@ -24,7 +24,7 @@ AGAIN = "prepare the corpus again with `completep prepare`, into another folder"
 
 
 def _shown(number: int) -> str:
-    """A number of a manifest in an error message: it may have thousands of digits."""
+    """A number of a manifest, for an error message. It may have thousands of digits."""
     return str(number) if abs(number) < 2**63 else "far too many"
 
 
@@ -111,7 +111,7 @@ class Corpus:
             self._verify(shard)
 
     def verify_once(self) -> None:
-        """`verify`, once per corpus and machine: later calls only look at sizes and times of change."""
+        """`verify`, once per corpus and machine. Later calls only compare sizes and modification times."""
         place = hashlib.sha256(os.path.realpath(self.folder).encode(errors="surrogateescape")).hexdigest()[:16]
         path = _stamp_file(f"{place}-{self.sha256[:16]}.json")
         if path is None:

@@ -37,7 +37,7 @@ class Document:
 
 
 def documents(piece: Piece, text_field: str, *, in_parts: bool, max_document: int = MAX_DOCUMENT) -> Iterator[Document]:
-    """The documents of a piece, except empty ones. None takes more memory than `max_document` bytes of text do."""
+    """The documents of a piece, except empty ones. None of them is longer than `max_document` bytes."""
     try:
         if piece.kind == "text":
             yield from _text_file(Path(piece.path), in_parts, max_document)

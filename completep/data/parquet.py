@@ -1,7 +1,7 @@
-"""Rows of a parquet file, read by a child process whose memory is limited: a small file may unpack to any size, and
-polars panics on some damaged files.
+"""The rows of a parquet file, read by a child process with limited memory.
 
-This file is also what the child runs, so it imports nothing of the package at the top.
+A small file may unpack to any size, and polars panics on some damaged files. The child runs this file as a script, so
+it imports nothing of the package at the top.
 """
 
 import json
@@ -24,7 +24,7 @@ NULL = 2**64 - 1  # the length that stands for a row without text
 
 
 def memory_budget(max_document: int) -> int:
-    """Bytes that reading may take. Many rows are unpacked at once, so that this is much more than a document."""
+    """Bytes that reading may take. Many rows are unpacked at once, so this is much more than one document."""
     return 2**30 + 16 * max_document
 
 
@@ -46,7 +46,7 @@ def texts(path: str, field: str, start: int, stop: int, max_document: int) -> It
 
 @contextmanager
 def _child(words: list[str], budget: int, fix: str) -> Iterator[IO[bytes]]:
-    """What the child writes; afterwards a UserError if it could not read the file. `fix` is for what is too large."""
+    """The output of the child. Raises a UserError if it cannot read the file; `fix` is for a file that is too large."""
     from completep.errors import UserError
 
     path, settings = words[0], os.environ | {"POLARS_MAX_THREADS": "1", "PYTHONUTF8": "1"}
@@ -84,9 +84,9 @@ def _received(pipe: IO[bytes], max_document: int) -> Iterator[str | None]:
 
 
 def _guard(budget: int) -> threading.Event:
-    """Until the event is set, end this process when it takes more memory than the budget, or does nothing for long.
+    """Until the event is set, end this process if it takes more memory than the budget, or does nothing for long.
 
-    A limit of the system is no help: where polars cannot get memory, its threads may wait for each other for ever.
+    A memory limit of the system does not help: without memory, the threads of polars may wait for each other forever.
     """
     done, page = threading.Event(), os.sysconf("SC_PAGE_SIZE")
 

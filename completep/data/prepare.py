@@ -84,15 +84,19 @@ def prepare(
     """Tokenize `sources` into the folder `out`. After an interruption, the same call finishes the corpus.
 
     A source is a text file (one document), a .jsonl or .jsonl.gz file (one object per line), a .parquet file, a folder
-    of such files, hf:NAME[[:CONFIG]:SPLIT], or the word python. The end id follows every document. The share
+    of such files, hf:NAME[[:CONFIG]:SPLIT], or the word python or torch. The end id follows every document. The share
     `validation` of the documents, chosen by their content, becomes the validation split; if this leaves a split empty,
     the last tokens become the validation split instead. A document, or a line of JSON, that takes more than
-    `max_document` bytes is an error, so that memory stays bounded whatever the sources contain.
+    `max_document` bytes is an error, so memory stays bounded.
     """
     if not 0 <= validation < 1:
-        raise UserError(f"validation={validation}: must lie in [0, 1)", fix="0.01 holds out one document in a hundred")
+        raise UserError(
+            f"validation={validation}: must lie in [0, 1)", fix="use 0.01 to hold out one document in a hundred"
+        )
     if max_document < 1:
-        raise UserError(f"max_document={max_document}: must be at least 1", fix=f"the default is {MAX_DOCUMENT}")
+        raise UserError(
+            f"max_document={max_document}: must be at least 1", fix=f"leave it out for the default, {MAX_DOCUMENT}"
+        )
     if workers < 1:
         raise UserError(f"workers={workers}: must be at least 1", fix="give 1 for a single process")
     out, loaded = Path(out).absolute(), load_tokenizer(tokenizer)

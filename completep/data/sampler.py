@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from completep.config import whole
 from completep.data.corpus import Corpus
 from completep.errors import UserError
 
@@ -23,7 +24,7 @@ class Windows:
     """
 
     def __init__(self, corpus: Corpus, split: str, sequence: int) -> None:
-        _at_least_one(sequence=sequence)
+        whole("sequence", sequence)
         self.sequence = sequence
         sizes = [shard.tokens for shard in corpus.shards(split)]
         self.ends = np.cumsum([(tokens - 1) // sequence for tokens in sizes], dtype=np.int64)
@@ -49,7 +50,7 @@ class Sampler:
     """Every window once per epoch, in a different order for each (seed, epoch). A batch may span two epochs."""
 
     def __init__(self, corpus: Corpus, split: str, sequence: int, batch: int, seed: int) -> None:
-        _at_least_one(batch=batch)
+        whole("batch", batch)
         self.corpus, self.split, self.sequence, self.batch, self.seed = corpus, split, sequence, batch, seed
         self.windows = Windows(corpus, split, sequence)
 
@@ -115,19 +116,14 @@ def _mixed(x: Indices) -> Indices:
 
 
 def validation_batches(corpus: Corpus, sequence: int, batch: int, tokens: int) -> list[Batch]:
-    """About `tokens` tokens of the validation split, in windows at equal distances, so that all documents count.
+    """About `tokens` tokens of the validation split, in windows at equal distances over the whole split.
 
-    They do not depend on the batch, so that runs with different batches are scored on the same tokens. A short split
-    is used whole. The last batch may have fewer rows.
+    They do not depend on the batch, so runs with different batches are scored on the same tokens. A short split is used
+    whole. The last batch may have fewer rows.
     """
-    _at_least_one(batch=batch, tokens=tokens)
+    whole("batch", batch)
+    whole("tokens", tokens)
     windows = Windows(corpus, "validation", sequence)
     rows = min(-(-tokens // sequence), windows.count)
     chosen = np.arange(rows) * windows.count // rows
     return [windows.read(chosen[i : i + batch]) for i in range(0, rows, batch)]
-
-
-def _at_least_one(**numbers: int) -> None:
-    for name, value in numbers.items():
-        if value < 1:
-            raise UserError(f"{name}={value}: must be a whole number of at least 1", fix=f"give a positive {name}")

@@ -105,7 +105,7 @@ def _files_below(folder: Path) -> list[Path]:
 
 
 def _file_pieces(path: Path, text_field: str) -> Iterator[Piece]:
-    """None for an empty file: folders often contain some, such as `__init__.py`."""
+    """The pieces of a file. An empty file has none: folders often contain some, such as `__init__.py`."""
     status, name = path.stat(), path.name.lower()
     if not stat.S_ISREG(status.st_mode):
         raise UserError(f"{path} is not a regular file", fix="move it out of the folder, or leave it out")
@@ -131,9 +131,12 @@ def _cut(path: Path, kind: Literal["text", "jsonl", "gzip", "parquet"], length: 
 def _parquet_rows(path: Path, text_field: str) -> int:
     rows, types = columns(str(path))
     if text_field not in types:
-        raise UserError(f"{path} has no field {text_field!r}", fix=f"it has: {some([*types])}")
+        raise UserError(f"{path} has no field {text_field!r}", fix=f"set text_field to one of {some([*types])}")
     if types[text_field] != "String":
-        raise UserError(f"{path}: the field {text_field!r} is {types[text_field]}, not text", fix="name another field")
+        raise UserError(
+            f"{path}: the field {text_field!r} is {types[text_field]}, not text",
+            fix="set text_field to a field of text",
+        )
     return rows
 
 
@@ -172,5 +175,7 @@ def hub_name(source: str) -> tuple[str, str | None, str]:
     """hf:NAME, hf:NAME:SPLIT or hf:NAME:CONFIGURATION:SPLIT → name, configuration, split."""
     parts = source.removeprefix("hf:").split(":")
     if not all(parts) or len(parts) > 3:
-        raise UserError(f"{source!r} names no data set", fix="write hf:NAME, hf:NAME:SPLIT or hf:NAME:CONFIG:SPLIT")
+        raise UserError(
+            f"{source!r} does not name a data set", fix="write hf:NAME, hf:NAME:SPLIT or hf:NAME:CONFIG:SPLIT"
+        )
     return parts[0], parts[1] if len(parts) == 3 else None, parts[-1] if len(parts) > 1 else "train"

@@ -201,7 +201,7 @@ def _from_json(path: Path) -> Tokenizer:
 
 
 def _raise_interruption(error: BaseException) -> None:
-    """Raise what is no error of the library again. It raises plain Exceptions, and its panics are not even those."""
+    """Raise an interruption again. Everything else is an error of the library, whose panics are not Exceptions."""
     if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)):
         raise error
 

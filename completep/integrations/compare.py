@@ -7,7 +7,7 @@ from pathlib import Path
 import polars as pl
 
 from completep.config import whole
-from completep.errors import UserError
+from completep.errors import UserError, some
 from completep.integrations.harness import Evaluation, Request, evaluate_run, table, tasks_at
 from completep.integrations.runs import load_run, longest_text
 from completep.report.document import Cell, Document, Json, Strong, Table, Text
@@ -63,10 +63,10 @@ def _scores(row: dict[str, float], names: Sequence[str]) -> dict[str, Cell]:
 
 
 def _refuse_names(names: Sequence[str]) -> None:
-    """A run is a column of the table, and its standard error another."""
+    """Refuse names of runs that would be columns of the table already: each run has two."""
     for name in names:
         if name in COLUMNS or name.removesuffix(" ±") in {*names} - {name}:
-            what = f"the run {name!r} is called like a column of the table"
+            what = f"the run {name!r} has the name of another column of the table"
             raise UserError(what, fix=f"give its whole path: {Path(name).absolute()}")
 
 
@@ -80,21 +80,23 @@ def evaluate(
     tokenizer: str | None = None,
     progress: Callable[[int, int, str], None] = lambda done, total, what: None,
 ) -> Evaluations:
-    """Zero-shot accuracy of trained runs. A result is kept in the run's folder, and read from there the next time.
+    """Zero-shot accuracy of trained runs. Each evaluation is stored in the folder of its run and read from there later.
 
     Args:
         runs: folders of runs that are done.
         tasks: names of tasks; by default the paper's six.
-        data: a folder of local items instead of the hub's data sets.
-        limit: only the first items of each task.
-        max_length: tokens that are read at most; by default what the run was trained on, and 2048 with ALiBi.
-        tokenizer: if the run's own data is gone: bytes, gpt2 or a tokenizer.json.
+        data: a folder of local items, instead of data sets from the hub.
+        limit: number of items per task, from the first; by default all.
+        max_length: largest number of tokens per text; by default the length that the run was trained on, and with ALiBi
+            at least 2048.
+        tokenizer: bytes, gpt2 or a tokenizer.json, if the run's own data is gone.
         progress: called with (runs done, all runs, the next run).
     """
     names = [str(run) for run in runs]
-    if not names or len(set(names)) < len(names):
-        what = "a run is named twice" if names else "no run to evaluate"
-        raise UserError(what, fix="name each run once, by the folder of a run that is done")
+    if not names:
+        raise UserError("no run to evaluate", fix="give the folders of runs that are done")
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise UserError(f"{some(twice)} is given more than once", fix="give each run once")
     _refuse_names(names)
     for what, number, least in (("limit", limit, 1), ("max_length", max_length, 2)):
         if number is not None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from completep.config import GPTConfig, default_head_size
 from completep.errors import UserError
 
-SMALL_VOCABULARY = 1024  # up to which all logits at once take little memory and less time
+SMALL_VOCABULARY = 1024  # up to this size, computing all logits at once is faster and takes little memory
 
 
 def norm(config: GPTConfig, size: int) -> nn.Module:
@@ -48,7 +48,7 @@ def alibi_mask(heads: int, distance_BTT: Tensor, dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True)
 class Places:
-    """Positions and visibility of tokens that are not one plain sequence: several endings of one beginning, say."""
+    """Positions and visibility of tokens that are not a plain sequence, such as several endings of one beginning."""
 
     position_BT: Tensor
     sees_BQT: Tensor  # which tokens the last Q tokens attend to; the tokens before them are a plain sequence
@@ -63,7 +63,7 @@ Mask = Tensor | None  # added to the attention logits; None means causal attenti
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask | tuple[Mask, Tensor], scale: float) -> Tensor:
-    """Scaled dot-product attention. Of two masks, the second is for the last tokens, which the first ones never see."""
+    """Scaled dot-product attention. Of two masks, the second is for the last tokens, and the first for those before."""
     if isinstance(mask, tuple):
         first, last = mask
         cut = q.shape[2] - last.shape[2]
@@ -207,7 +207,7 @@ class Block(nn.Module):
 
 
 def cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy. In chunks where that pays: for a vocabulary larger than the width, and enough tokens."""
+    """Mean cross-entropy, in chunks if that is faster: for a vocabulary larger than the width, and enough tokens."""
     vocabulary, width = weight.shape
     if vocabulary <= SMALL_VOCABULARY:
         return F.cross_entropy(x @ weight.t(), targets)
@@ -272,7 +272,7 @@ class GPT(nn.Module):
         return alibi_mask(self.config.heads, distance_BTT, dtype) if self.config.positions == "alibi" else None
 
     def forward(self, tokens_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:
-        """Logits. With targets, their mean cross-entropy instead, which never holds all logits at once."""
+        """Logits; with targets, the mean cross-entropy, for which a large vocabulary is processed in chunks."""
         x_BTN: Tensor = self.final_norm(self.stream(tokens_BT))
         if self.logit_multiplier != 1.0:
             x_BTN = x_BTN * self.logit_multiplier
@@ -283,12 +283,14 @@ class GPT(nn.Module):
 
 
 def gpt(width: int = 256, depth: int = 2, vocabulary: int = 50257, **options: object) -> GPT:
-    """The reference decoder from its sizes: `gpt(width=1024, depth=24)`. Heads have 64 dimensions, or fewer so that
-    there are at least four of them; to keep their size over widths, give `head_size`.
+    """The reference decoder from its sizes: `gpt(width=1024, depth=24)`.
+
+    By default heads have 64 dimensions, or fewer in narrow models, to have at least four heads. To compare several
+    widths, give `head_size`, so it is the same in all of them.
     """
     known = set(GPTConfig.__dataclass_fields__)
     unknown = sorted(set(options) - known)
     if unknown:
-        raise UserError(f"gpt() has no option {unknown[0]!r}", fix="options are " + ", ".join(sorted(known)))
+        raise UserError(f"gpt() has no option {unknown[0]!r}", fix="use one of " + ", ".join(sorted(known)))
     options.setdefault("head_size", default_head_size(width))
     return GPT(GPTConfig(width=width, depth=depth, vocabulary=vocabulary, **options))  # type: ignore[arg-type]

@@ -37,8 +37,8 @@ SYMBOLS = {
 }
 MOST_TICKS = 20
 BAND = 0.18  # opacity
-EDGE = 6  # pixels from the upper edge to what is marked there, so that panels align
-MOST_POINTS = 30  # on a line; more would touch each other
+EDGE = 6  # pixels from the upper edge to the marks there, so panels align
+MOST_POINTS = 30  # a line with more values has no points, since they would touch
 LOSS = "validation loss (nats per token)"
 Kind = Literal["svg", "png", "pdf"]
 # Vega reads `\x1b` in a title as an escape again, and an SVG with a control character in it cannot be read.
@@ -48,7 +48,7 @@ SCHEMA = "_".join(alt.SCHEMA_VERSION.split(".")[:2])  # of Vega-Lite: v6_1
 
 
 def chart(figure: Figure) -> Json:
-    """All panels in one picture, as Vega-Lite. What a panel shares with others stands at the top."""
+    """All panels in one picture, as Vega-Lite. What the panels share is at the top level."""
     panels = [_own_names(panel, f"_{i}") for i, panel in enumerate(figure.specs)]
     return harmless(
         {
@@ -66,7 +66,7 @@ def chart(figure: Figure) -> Json:
 
 
 def _own_names(panel: Json, suffix: str) -> Json:
-    """With names of parameters and views that no other panel has."""
+    """The panel with a suffix on the names of its parameters and views, so they differ between panels."""
     params = cast(list[dict[str, list[str]]], panel.get("params", []))
     names = {*(str(p["name"]) for p in params), *(view for p in params for view in p.get("views", []))}
 
@@ -86,7 +86,7 @@ def render(figure: Figure, kind: Kind) -> bytes:
 
 
 def pictures(figure: Figure, kinds: Sequence[Kind]) -> dict[Kind, bytes]:
-    """The figure as the bytes of several files: drawn once as SVG, from which the others are made."""
+    """The figure as the bytes of several files. It is drawn once as SVG; the others are made from that."""
     import vl_convert
 
     svg = NO_XML.sub("\ufffd", vl_convert.vegalite_to_svg(chart(figure), vl_version=SCHEMA))
@@ -99,7 +99,7 @@ def pictures(figure: Figure, kinds: Sequence[Kind]) -> dict[Kind, bytes]:
 
 
 def hiding(field: str, title: str) -> alt.Parameter:
-    """A click on the legend hides that series, another shows it again. The title tells a figure's panels apart."""
+    """A click on the legend hides a series, and a second click shows it again. The title makes the name unique."""
     name = f"hide_{field}_{hashlib.sha256(title.encode()).hexdigest()[:8]}"
     hidden: alt.Parameter = alt.selection_point(name=name, fields=[field], bind="legend", toggle="true", empty=False)
     return hidden
@@ -110,7 +110,7 @@ def shown(hidden: alt.Parameter, opacity: float = 1) -> alt.Opacity:
 
 
 def tips(*fields: str, **formats: str) -> list[alt.Tooltip]:
-    """What pointing at a mark shows: fields as they are, and numbers with their format."""
+    """The tooltip of a mark: fields as they are, and numbers with a format."""
     plain = [alt.Tooltip(field) for field in fields]
     return [*plain, *(alt.Tooltip(f"{field}:Q", format=form) for field, form in formats.items())]
 
@@ -146,7 +146,7 @@ def by_rules(rules: Sequence[str]) -> alt.Color:
 
 
 def log2_x(field: str, values: Sequence[float], title: str) -> alt.X:
-    """A logarithmic axis with a tick per value (or per second, third, … of many), as powers of two where they are."""
+    """A logarithmic axis with a tick for each value, or each second or third of many; in powers of two if they are."""
     values = sorted(values)
     ticks = values[:: -(-len(values) // MOST_TICKS)]
     exact = all(abs(math.log2(v) - round(math.log2(v))) < 1e-9 for v in values)
@@ -175,7 +175,7 @@ def y_axis(
 
 
 def span_of(losses: pl.Series, outliers: float = 0.05) -> tuple[float, float]:
-    """The range to show. One value in twenty may lie outside it; values above it are drawn on the upper edge."""
+    """The range to show. The largest twentieth of the values may lie above it; they are drawn on the upper edge."""
     kept = losses.drop_nulls().filter(losses.drop_nulls().is_finite())
     if kept.is_empty():
         return 0.0, 1.0

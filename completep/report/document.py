@@ -32,12 +32,12 @@ TONES: Mapping[str, Tone] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "ope
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer in a word and in a sentence. Words other than PASS, FAIL and INCONCLUSIVE bring their own tone."""
+    """The answer as a word and a sentence. A word other than PASS, FAIL and INCONCLUSIVE needs a `tone`."""
 
     word: str
     sentence: str = ""
     tone: Tone | None = None
-    headline: str = ""  # at the head of a report, instead of the word
+    headline: str = ""  # shown instead of the word
 
     @property
     def colour(self) -> Tone:
@@ -73,11 +73,11 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...] = ()
-    collapsed: bool = False  # long lists: folded away on a page, left out of the terminal
+    collapsed: bool = False  # for long lists: folded on a page, and not shown in a terminal
 
     @staticmethod
     def of(title: str, rows: Sequence[Mapping[str, Cell]], notes: tuple[str, ...] = ()) -> "Table":
-        """From records; every column that any of them has."""
+        """A table from records, with every column that any of them has."""
         columns = tuple(dict.fromkeys(name for row in rows for name in row))
         return Table(title, columns, tuple(tuple(row.get(c) for c in columns) for row in rows), notes)
 
@@ -87,7 +87,7 @@ class Table:
         return Table(title, columns, tuple(frame.rows()), collapsed=collapsed)
 
     def numeric(self, column: int) -> bool:
-        """Right-aligned: every value that is there is a number."""
+        """Are all values of this column numbers? Then it is right-aligned."""
         values = [row[column] for row in self.rows if row[column] is not None]
         return bool(values) and all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values)
 
@@ -105,7 +105,7 @@ class Figure:
     def specs(self) -> list[Json]:
         """The panels as Vega-Lite with visible text only, made once for the page and the pictures.
 
-        Vega draws text as text. Not validated here: altair validates what it is given as it is put together.
+        Vega draws text as text. altair has validated the panels as they were made.
         """
         from completep.report.escape import harmless
 
@@ -126,7 +126,7 @@ class Document:
 
 
 def tone(text: str) -> Tone | None:
-    """How a cell with a verdict word is coloured; None for any other text."""
+    """The tone of a cell that is or starts with a verdict; None for other text."""
     return TONES.get(text) or TONES.get(text.split(":")[0])
 
 
@@ -140,7 +140,7 @@ def number(value: object) -> str:
 
 
 def strict(value: object) -> object:
-    """What strict JSON can hold: no NaN, no infinity, only lists and string keys."""
+    """The value as strict JSON allows it: without NaN and infinity, with lists and string keys."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):

@@ -1,7 +1,7 @@
-"""Text from outside, made harmless. The only place that escapes: every renderer beside this file goes through it.
+"""Text from outside, made harmless. This is the only file that escapes text, and every renderer uses it.
 
 A name in a CSV, a path or an error message may hold anything: HTML, Markdown, a terminal's own commands, characters
-that reverse the order of reading, bytes that are no text. It is always shown as the text that it is.
+that reverse the order of reading, bytes that are not text. All of it is shown as plain text.
 """
 
 import json
@@ -19,7 +19,7 @@ JOINERS = "\u200c\u200d"  # invisible, and needed to write Persian, Hindi and ma
 
 
 def visible(text: str) -> str:
-    """Control characters, characters that change the order of reading and bytes that are no text, as escapes."""
+    """The text with escapes for control characters, for changes of reading order and for bytes that are not text."""
     return text if text.isprintable() else "".join(map(_visible, text))
 
 
@@ -35,7 +35,7 @@ def _visible(character: str) -> str:
 
 
 def harmless(value: T) -> T:
-    """`visible` on every text in a value, such as a document. What has nothing to change stays the same object."""
+    """`visible` on every text in a value, such as a document. If nothing changes, the same object is returned."""
     if isinstance(value, str):
         return value if value.isprintable() else type(value)(visible(value))
     if isinstance(value, Mapping):
@@ -52,7 +52,7 @@ def harmless(value: T) -> T:
 
 
 def in_script(content: object) -> Markup:
-    """JSON for a script element. Nothing is unescaped inside of one, so that no "<" may remain in it."""
+    """JSON for a script element. HTML escapes have no effect there, so every "<" is escaped as JSON."""
     return Markup(json.dumps(content, allow_nan=False).replace("<", "\\u003c"))
 
 

@@ -18,7 +18,7 @@ KINDS: "tuple[Kind, ...]" = ("svg", "png", "pdf")
 
 
 def write_report(document: Document, out: Path, name: str, frames: "Mapping[str, pl.DataFrame]") -> list[Path]:
-    """Write into a new folder under `out`; the paths, the page first."""
+    """Write a document into a new folder under `out`. Returns the paths, the page first."""
     from completep.report.charts import pictures
 
     texts: dict[str, str | bytes] = {"report.html": page(document)}

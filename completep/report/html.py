@@ -1,7 +1,7 @@
 """Documents as HTML: a fragment for a notebook, and a page that needs no network.
 
-Text is escaped by jinja's autoescape and by escape.py. A page also forbids every script but its own, so that one which
-came in with the data would not run.
+Text is escaped by jinja's autoescape and by escape.py. A page also forbids every script but its own, so a script in the
+data would not run.
 """
 
 import base64
@@ -86,7 +86,7 @@ def svg(figure: Figure) -> Markup:
 
 @cache
 def _javascript() -> str:
-    """Vega and its embedder, once per page. Bundling them takes seconds, so that the result is kept in your cache."""
+    """Vega and its embedder, for one page. Bundling them takes seconds, so the result is cached."""
     import vl_convert
 
     name = f"vega-{version('vl-convert-python')}.js"

@@ -1,4 +1,4 @@
-"""The base class of what public functions return: numbers as fields, and one description for every way to show it."""
+"""The base class of what public functions return: numbers as fields, and a `Document` that describes them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 
 class Result(ABC):
-    """Readable in a terminal (`print`, rich) and in a notebook, as JSON for programs, and as a folder of files."""
+    """A result that shows itself in a terminal and in a notebook, and writes itself as JSON or as a folder of files."""
 
-    slug: ClassVar[str] = "result"  # what its folder is called
+    slug: ClassVar[str] = "result"  # start of the name of its folder
 
     @abstractmethod
     def document(self) -> Document:
-        """What it says, verdict first."""
+        """The description of this result, with the verdict first."""
 
     @cached_property
     def _shown(self) -> Document:
-        """Made once: figures take time to draw."""
+        """The document, made once, because figures take time."""
         return self.document()
 
     @abstractmethod
@@ -32,11 +32,11 @@ class Result(ABC):
         """Its numbers as plain data. They may hold NaN or infinity; `document.strict` removes them."""
 
     def frames(self) -> "Mapping[str, pl.DataFrame]":
-        """The data behind it, by the names of the CSV files."""
+        """Name of a CSV file → the data in it."""
         return {}
 
     def write(self, out: Path | str) -> list[Path]:
-        """Page, Markdown, figures and data, in a new folder under `out`; the page's path comes first."""
+        """Write page, Markdown, figures and data into a new folder under `out`. Returns the paths, the page first."""
         from completep.report.files import write_report
 
         return write_report(self._shown, Path(out), self.slug, self.frames())

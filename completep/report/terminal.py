@@ -1,10 +1,11 @@
-"""Documents in a terminal. Numbers are never cut: a table that is too wide is shown as one short paragraph per row.
+"""Documents in a terminal. Numbers are never cut: a table that is too wide is shown as one paragraph per row.
 
-Nothing here is markup: styles are given beside the text, never inside of it.
+Text is never read as markup: styles are given separately.
 """
 
 import io
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import IO
 
 from rich.cells import cell_len
@@ -33,11 +34,11 @@ SENTENCE = 20  # characters per line that a wrapped sentence needs
 
 
 class Terminal(Console):
-    """A console on which a string is text: no markup, no emoji codes, no commands of the terminal."""
+    """A console that prints strings as they are: no markup, no emoji codes, no terminal commands."""
 
     def __init__(self, *, file: IO[str] | None = None, stderr: bool = False, width: int | None = None) -> None:
         super().__init__(file=file, stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
-        if self.width < 1:  # COLUMNS=0: nothing at all would be printed
+        if self.width < 1:  # with COLUMNS=0, nothing would be printed
             self.width = 80
 
     def render_str(self, text: str, **options: object) -> RichText:
@@ -78,22 +79,34 @@ def _pieces(part: Part) -> Iterator[RenderableType]:
         return  # pictures are in the files
 
 
+def without_zeros(table: Table) -> Table:
+    """The table without columns of counts that are 0 in every row; a note names them."""
+    zeros = [i for i in range(len(table.columns)) if all(type(row[i]) is int and row[i] == 0 for row in table.rows)]
+    if not zeros:
+        return table
+    kept = [i for i in range(len(table.columns)) if i not in zeros]
+    note = f"All 0, and left out: {', '.join(table.columns[i] for i in zeros)}."
+    rows = tuple(tuple(row[i] for i in kept) for row in table.rows)
+    return replace(table, columns=tuple(table.columns[i] for i in kept), rows=rows, notes=(*table.notes, note))
+
+
 class FittingTable:
-    """A table, or one paragraph per row where the table does not fit the console."""
+    """A table. If it does not fit the console, columns of zeros are left out; then it is one paragraph per row."""
 
     def __init__(self, table: Table) -> None:
         self.table = table
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        if self._least_width() <= options.max_width:
-            yield self._table()
+        fitting = self if self._least_width() <= options.max_width else FittingTable(without_zeros(self.table))
+        if fitting._least_width() <= options.max_width:
+            yield fitting._table()
         else:
-            yield from self._records(options.max_width)
+            yield from fitting._records(options.max_width)
         if (hidden := len(self.table.rows) - MOST_ROWS) > 0:
             yield RichText(f"… and {hidden} more rows; the JSON output has them all")
 
     def _least_width(self) -> int:
-        """What the table needs so that words and numbers stay whole and sentences have twenty characters per line."""
+        """The width at which words and numbers stay whole, and sentences have twenty characters per line."""
         widths = []
         for i, column in enumerate(self.table.columns):
             cells = [number(row[i]) for row in self.table.rows[:MOST_ROWS]]

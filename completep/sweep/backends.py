@@ -10,7 +10,7 @@ from completep.sweep.on_ray import OnRay
 from completep.sweep.slurm import Slurm
 
 EngineName = Literal["local", "ray", "slurm"]
-WORKERS = 4  # of a SLURM array, where no number is given
+WORKERS = 4  # of a SLURM array, if no number is given
 
 
 def make_backend(
@@ -23,11 +23,14 @@ def make_backend(
     if workers is not None and workers < 1:
         raise UserError(f"workers={workers}: must be at least 1", fix="leave workers out for the default")
     if per_gpu != 1 and engine != "local":
-        raise UserError(f"per_gpu={per_gpu} is for this machine's GPUs", fix="use it with engine local")
+        raise UserError(f"per_gpu={per_gpu} is only for engine=local, not {engine}", fix="leave per_gpu out")
     if slurm and engine != "slurm":
-        raise UserError(f"the option {next(iter(slurm))} is for SLURM", fix="use it with engine slurm")
+        what = f"the slurm option {next(iter(slurm))} is only for engine=slurm, not {engine}"
+        raise UserError(what, fix="use engine=slurm, or leave the slurm options out")
     if address is not None and engine != "ray":
-        raise UserError(f"address={address!r} is for Ray", fix="use it with engine ray")
+        raise UserError(
+            f"address={address!r} is only for engine=ray, not {engine}", fix="use engine=ray, or leave it out"
+        )
     if engine == "ray":
         return OnRay(address, workers)
     if engine == "slurm":

@@ -1,4 +1,4 @@
-"""A child process of a task: it inherits the task's lock, is stopped when the task is, and dies with it."""
+"""A child process of a task. It inherits the task's lock, is stopped with the task, and dies with it."""
 
 import ctypes
 import os
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 GRACE = 60.0  # seconds that a child has to save after SIGTERM
-SOONEST, LATEST = 0.02, 0.5  # seconds between two looks at a child: short ones at first, so that short runs end soon
+SOONEST, LATEST = 0.02, 0.5  # seconds between two looks at a child; short at first, so short runs end soon
 PR_SET_PDEATHSIG = 1
 
 
@@ -28,7 +28,7 @@ class Exit:
 
 @contextmanager
 def passing_on(stop: Callable[[], None]) -> Iterator[list[int]]:
-    """SIGTERM and SIGINT call `stop` instead of ending this process. Yields the signals that came."""
+    """SIGTERM and SIGINT call `stop` instead of ending this process. Yields the list of signals so far."""
     came: list[int] = []
 
     def handle(number: int, frame: object) -> None:
@@ -97,7 +97,7 @@ def ended(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
 
 
 def signal_all(process: "subprocess.Popen[bytes]", number: int) -> None:
-    """To the child and whatever it started in its session: a wrapper script does not pass signals on."""
+    """Send a signal to the whole session of the child: a wrapper script does not pass signals on."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
 
@@ -105,7 +105,9 @@ def signal_all(process: "subprocess.Popen[bytes]", number: int) -> None:
 def _prctl() -> Callable[[], None]:
     if sys.platform != "linux":
         return lambda: None
-    library = ctypes.CDLL(None, use_errno=True)  # loaded before the fork: afterwards it might wait for a lock
+    library = ctypes.CDLL(
+        None, use_errno=True
+    )  # loaded before the fork, because loading after it might wait for a lock
 
     def call() -> None:
         library.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

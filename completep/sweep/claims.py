@@ -1,9 +1,9 @@
 """Who works on a task: a kernel lock, or on a network file system a claim with a heartbeat.
 
-A kernel lock ends with its process, however that ends. NFS, Lustre and their like may not pass such locks between
-machines. There a claim is a file that its owner changes every few seconds. A claim that has not changed for a while is
-taken over. "For a while" is measured by the clock of whoever waits, and only changes are looked at, never times of
-files, so that the clocks of the machines need not agree.
+The kernel releases a lock when its process ends, however it ends. But NFS, Lustre and similar file systems may not
+share locks between machines. There a claim is a file that its owner changes every few seconds. A claim that has not
+changed for a while is taken over. The process that waits measures this time by its own clock, and ignores the times of
+files, so the clocks of the machines need not agree.
 """
 
 import json
@@ -26,7 +26,7 @@ LONGEST = 3600  # seconds of a heartbeat
 
 
 def heartbeat() -> float:
-    """Seconds between two changes of a claim. All processes must agree on it: it is set for all of them or none."""
+    """Seconds between two changes of a claim. It must be the same for all processes."""
     text = os.environ.get("COMPLETEP_HEARTBEAT", "5")
     try:
         seconds = float(text)
@@ -39,7 +39,7 @@ def heartbeat() -> float:
 
 
 BEAT = heartbeat()
-STALE = 12 * BEAT  # seconds without a change, after which a claim is taken over
+STALE = 12 * BEAT  # seconds without a change after which a claim is taken over
 LOOK = 0.1  # seconds between two looks at somebody else's claim
 NETWORK = (
     "nfs",
@@ -60,13 +60,13 @@ MOUNTS = Path("/proc/self/mounts")
 
 
 def claims_for(root: Path) -> Kind:
-    """What the file system of a folder supports."""
+    """The kind of claim that the file system of a folder supports."""
     kind = file_system(root)
     return "heartbeat" if kind.startswith(NETWORK) else "kernel"
 
 
 def file_system(path: Path, mounts: Path = MOUNTS) -> str:
-    """Its type, by the longest mount point above it; empty where that cannot be read."""
+    """The type of the file system of a path, by the nearest mount point; empty if it is unknown."""
     try:
         lines = [line.split() for line in mounts.read_text(errors="replace").splitlines()]
     except OSError:
@@ -78,7 +78,7 @@ def file_system(path: Path, mounts: Path = MOUNTS) -> str:
 
 @contextmanager
 def claim(place: Path, kind: Kind) -> Iterator[int | None]:
-    """A descriptor while this process may work on what `place` names; None if another process does."""
+    """Claim the task of `place`. Yields a descriptor, or None if another process has the claim."""
     if kind == "kernel":
         with lock(place.with_suffix(".lock")) as descriptor:
             yield descriptor
@@ -88,7 +88,7 @@ def claim(place: Path, kind: Kind) -> Iterator[int | None]:
 
 
 def is_claimed(place: Path, kind: Kind) -> bool:
-    """Does a process work on it? A claim whose owner has died counts until it is taken over."""
+    """Does a process work on this task? A claim whose owner has died counts until it is taken over."""
     return is_locked(place.with_suffix(".lock")) if kind == "kernel" else place.with_suffix(".claim").exists()
 
 
@@ -135,7 +135,7 @@ class Claim:
         self.thread.start()
 
     def _beat(self) -> None:
-        """Write into the file that was created, not to its name: a claim that was taken over must not come back."""
+        """Write through the descriptor, not to the path: a claim that was taken over must not come back."""
         beat = 0
         while not self.over.wait(BEAT):
             beat += 1
@@ -168,7 +168,7 @@ class Claim:
 
 
 def taken_over(path: Path) -> bool:
-    """Wait until a claim shows life (False), is gone, or is stale and removed (True)."""
+    """Wait until a claim changes (False), or until it is gone or was stale and is removed (True)."""
     first, began = seen(path), time.monotonic()
     while first is not None:
         time.sleep(LOOK)
@@ -187,13 +187,13 @@ def seen(path: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        if path.is_file():  # it cannot be read now, so that it shows no life
+        if path.is_file():  # it cannot be read now, which counts as no change
             return b""
         raise UserError(f"{path} is not a claim: {error.strerror}", fix=f"remove {path}") from error
 
 
 def remove_stale(path: Path, content: bytes) -> bool:
-    """A rename succeeds for one process only. Somebody else's fresh claim that it caught is put back."""
+    """Remove a stale claim: a rename succeeds for one process only. A fresh claim that it caught is put back."""
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         os.rename(path, aside)

@@ -11,7 +11,7 @@ from completep.sweep.search import Bracketing, Search, Strategy
 from completep.sweep.store import Store, distinct
 from completep.sweep.task import Task, Trial
 
-# Given the trials, the store and whether a search may need fewer of them: a context that takes events.
+# From the trials, the store and whether a search may need fewer trials, to a context that takes events.
 Watcher = Callable[[Sequence[Trial], Store, bool], AbstractContextManager[Callable[[Event], None]]]
 
 
@@ -46,9 +46,9 @@ def conduct(
     watch: Watcher = nobody,
     fail_fast: bool = False,
 ) -> Conducted:
-    """Run what is missing. SIGTERM works like Ctrl-C: every task saves first, and the same call continues later."""
+    """Run the tasks that are not done. On SIGTERM or Ctrl-C every task saves, and the same call continues later."""
     if search == "bracket" and swept is None:
-        raise UserError("there is no curve with a minimum to search for", fix="use search='grid'")
+        raise UserError("search='bracket' needs a swept axis, and there is none", fix="use search='grid'")
     tasks = distinct(trials)
     store.write_index(tasks)
     present = len(store.results(tasks))
@@ -71,19 +71,19 @@ def conduct(
     if failed and not store.results(trial.task for trial in ran):
         folders = ", ".join(str(store.folder(task)) for task in failed[:2])
         raise UserError(
-            f"all {len(failed)} runs failed", fix=f"see log.txt in {folders}, if it exists; then run the same again"
+            f"all {len(failed)} runs failed", fix=f"read log.txt in {folders}, if there is one, and run the same again"
         )
     return Conducted(tuple(ran), tuple(failed), len(tasks), present)
 
 
 @dataclass
 class Stop:
-    """Whether a signal has asked to stop. Python drops an exception that comes while an object is finalised."""
+    """Remembers that a signal asked to stop: Python drops an exception that is raised while an object is finalised."""
 
     asked: bool = False
 
     def again(self) -> None:
-        """Stop now, if that was asked for and the exception was lost."""
+        """Raise again, if a stop was asked for and the exception was lost."""
         if self.asked:
             raise KeyboardInterrupt
 

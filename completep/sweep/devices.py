@@ -1,4 +1,4 @@
-"""This machine's GPUs and memory, and a run over several of its processes."""
+"""The GPUs and the memory of this machine, and torchrun for a run over several processes."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ from pathlib import Path
 from completep.errors import UserError
 from completep.sweep.child import passing_on
 
-GPU_FILES = ("nvidiactl", "nvhost-ctrl", "nvgpu", "nvmap", "kfd", "dxg")  # one of them is there where a GPU is
+GPU_FILES = ("nvidiactl", "nvhost-ctrl", "nvgpu", "nvmap", "kfd", "dxg")  # a machine with a GPU has one of these
 
 
 def devices() -> list[str]:
@@ -23,11 +23,11 @@ def devices() -> list[str]:
 
 
 def device_groups(ranks: int) -> list[list[str]]:
-    """The GPUs in groups for one run each; an empty list where there are none."""
+    """The GPUs, in groups of `ranks` for one run each; empty if there are none."""
     available = devices()
     if available and len(available) < ranks:
         raise UserError(
-            f"a run needs ranks={ranks} GPUs, but there are {len(available)}", fix=f"ranks={len(available)}"
+            f"ranks={ranks}, but there are {len(available)} GPUs", fix=f"use ranks={len(available)} or fewer"
         )
     return [available[i : i + ranks] for i in range(0, len(available) - ranks + 1, ranks)]
 
@@ -38,7 +38,7 @@ def device_count() -> int:
 
 
 def available_memory() -> float:
-    """Free bytes on this machine; infinite where that cannot be read, so that nothing is limited."""
+    """Free bytes on this machine; infinite if that is unknown, so nothing is limited."""
     try:
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         return float(lines["MemAvailable"].split()[0]) * 1024
@@ -49,8 +49,8 @@ def available_memory() -> float:
 def torchrun(module: Sequence[str], ranks: int, lock: int) -> None:
     """Run a module over several processes of this machine, one per GPU where there are any, until it ends.
 
-    torchrun inherits the lock, so that the task stays locked even if only this process is killed. SIGTERM and SIGINT
-    are passed on: the ranks save their checkpoint and stop.
+    torchrun inherits the lock, so the task stays locked if only this process is killed. SIGTERM and SIGINT are passed
+    on: the ranks save their checkpoint and stop.
     """
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     started: list[subprocess.Popen[bytes]] = []

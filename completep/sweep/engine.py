@@ -1,8 +1,8 @@
-"""The one loop of every engine: start tasks while there is room, judge how each ended, retry once, report.
+"""The loop of every engine: start tasks while there is room, find out how each ended, retry once, report.
 
-Every task is done exactly once. A task that dies is tried once more and then reported with its last lines; the others
-continue. Tasks that another process is working on are waited for. An interrupt lets every task save and stop; the same
-call continues.
+Every task is done exactly once. A task that dies is tried once more; if it dies again, it is reported with its last
+lines, and the others continue. The engine waits for tasks that another process is working on. On an interrupt every
+task saves and stops, and the same call continues later.
 """
 
 import time
@@ -43,7 +43,7 @@ class Backend(Protocol):
     """A place where tasks run: this machine, or a cluster."""
 
     def open(self, store: Store, tasks: Sequence[Task]) -> None:
-        """Get ready, and refuse at once what can never run here."""
+        """Prepare for these tasks, and refuse those that can never run here."""
 
     def has_room(self, task: Task) -> bool: ...
 
@@ -56,7 +56,7 @@ class Backend(Protocol):
         """Ask every running task to save and stop, and wait until it has."""
 
     def close(self) -> None:
-        """No more tasks come: give back what was taken for them."""
+        """Release all resources: there will be no more tasks."""
 
 
 def unwatched(event: Event) -> None:
@@ -70,12 +70,12 @@ class Engine:
     store: Store
     backend: Backend
     on_event: Callable[[Event], None] = unwatched
-    fail_fast: bool = False  # stop when a task fails before any has been done: the next would fail too
-    worked: bool = False  # a task has been done
+    fail_fast: bool = False  # stop if a task fails before any is done, since the others would fail too
+    worked: bool = False  # whether a task has been done
     tries: dict[str, int] = field(default_factory=dict)
 
     def run(self, tasks: Sequence[Task]) -> list[Task]:
-        """Do what is not done yet, the largest first; the tasks that failed."""
+        """Do the tasks that are not done yet, the largest first. Returns those that failed."""
         todo = self.undone(tasks)
         self.worked = self.worked or len(todo) < len({task.id for task in tasks})
         if not todo:
@@ -97,7 +97,7 @@ class Engine:
                     running -= 1
                     event = self.judge(ended)
                     if event.kind == "retry":
-                        todo.insert(0, ended.task)  # at once: what fails twice is known before the others start
+                        todo.insert(0, ended.task)  # first, so a task that fails twice is known early
                     elif event.kind == "elsewhere":
                         todo.append(ended.task)
                         time.sleep(POLL)
@@ -116,12 +116,12 @@ class Engine:
         if self.fail_fast and not self.worked:
             raise UserError(
                 f"the first run failed: {event.task.describe()}\n{event.detail}",
-                fix=f"correct the script or the command and run the same again; all of the output is in "
+                fix=f"correct the script or the command and run the same again; the whole output is in "
                 f"{self.store.folder(event.task)}",
             )
 
     def undone(self, tasks: Sequence[Task]) -> list[Task]:
-        """What is left, each once, the largest first: a long task that starts last would leave the other cores idle."""
+        """The tasks that are left, the largest first: if a long task started last, the other cores would be idle."""
         distinct = {task.id: task for task in tasks}
         done = self.store.results(distinct.values())
         left = [task for name, task in distinct.items() if name not in done or not is_enough(task, done[name])]
@@ -143,7 +143,7 @@ def attempt(store: Store, task: Task) -> Literal["done", "elsewhere", "stopped"]
     with store.holding(task) as lock:
         if lock is None:
             return "elsewhere"
-        if store.result(task) is not None:  # another process has done it since this one looked
+        if store.result(task) is not None:  # another process has done it in the meantime
             return "done"
         folder = store.folder(task)
         make_folder(folder)

@@ -1,4 +1,4 @@
-"""Backend: this machine. A process per task, one thread each, as many as there are cores or GPUs."""
+"""Backend: this machine. One process per task, with one thread each, as many as there are cores or GPUs."""
 
 import multiprocessing
 import os
@@ -8,24 +8,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 
 from completep.errors import UserError
-from completep.files import append, open_regular
+from completep.files import append, last_lines
 from completep.sweep.devices import available_memory, device_count, device_groups
 from completep.sweep.engine import Ended, attempt
 from completep.sweep.store import Store
 from completep.sweep.task import Task, TaskError
 
 ELSEWHERE, STOPPED = 3, 4  # exit codes of a task's process
-SHARE = 0.8  # of the free memory may be planned for
+SHARE = 0.8  # of the free memory is used for tasks
 
 
 @dataclass
 class Local:
-    """Tasks on this machine; `workers` at a time, by default one per core or GPU (or group of GPUs).
+    """Tasks on this machine, `workers` at a time; by default one per core, or one per GPU or group of GPUs.
 
-    `per_gpu` tasks share a GPU, for runs that are too small to fill one.
+    `per_gpu` tasks share a GPU, if they are too small to use all of it.
     """
 
     workers: int | None = None
@@ -43,9 +42,8 @@ class Local:
             raise UserError(f"workers={workers}: must be at least 1", fix="leave workers out for one per core or GPU")
         self.store, self.free_seats = store, groups[:workers] or [None] * workers
         self.memory = available_memory()
-        self.context = multiprocessing.get_context(
-            "forkserver"
-        )  # its forks have imported what they need and start at once
+        # A fork of this server has imported what the task needs, so it starts at once.
+        self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload([__name__, *sorted({name for task in tasks for name in task.imports})])
 
     def has_room(self, task: Task) -> bool:
@@ -80,14 +78,14 @@ class Local:
         self.seats.clear()
 
     def close(self) -> None:
-        """Nothing was taken."""
+        """There is nothing to release."""
 
 
 @contextmanager
 def main_not_imported(task: Task) -> Iterator[None]:
-    """Keep a new process from importing your script, which would start the same sweep again.
+    """Keep a new process from importing the user's script, which would start the same sweep again.
 
-    multiprocessing imports the script to unpickle its classes. Only tasks that are defined there need that.
+    multiprocessing imports that script to unpickle its classes. Only tasks that are defined there need it.
     """
     main = sys.modules["__main__"]
     file = getattr(main, "__file__", None)
@@ -114,12 +112,3 @@ def work(store: Store, task: Task, devices: str | None) -> None:
         sys.exit({"done": 0, "elsewhere": ELSEWHERE, "stopped": STOPPED}[attempt(store, task)])
     except (TaskError, UserError) as error:
         sys.exit(str(error))
-
-
-def last_lines(path: Path, count: int = 8) -> str:
-    try:
-        with open_regular(path) as file:
-            file.seek(max(0, path.stat().st_size - 2**16))  # a log may be long
-            return "\n".join(file.read().decode(errors="replace").splitlines()[-count:])
-    except OSError:
-        return ""

@@ -1,7 +1,7 @@
-"""Backend: a Ray cluster whose nodes share the store's folder. Ray places and restarts; the store keeps tasks single.
+"""Backend: a Ray cluster whose nodes share the store. Ray places and restarts tasks; the store does each one once.
 
-Without an address a cluster is started on this machine, which only this machine can reach. A task whose node dies
-continues elsewhere from its last checkpoint.
+Without an address, a cluster is started on this machine, and no other machine can reach it. If a node dies, its tasks
+continue elsewhere from their last checkpoint.
 """
 
 import logging
@@ -26,7 +26,7 @@ LOSSES = 5  # how often a task may lose its node before it counts as failed
 
 @dataclass
 class OnRay:
-    """Tasks on a cluster; `workers` at a time, by default as many as the cluster has room for."""
+    """Tasks on a cluster, `workers` at a time; by default as many as the cluster has room for."""
 
     address: str | None = None
     workers: int | None = None
@@ -55,7 +55,7 @@ class OnRay:
         return [Ended(self.running.pop(reference), *self._outcome(reference)) for reference in ended]
 
     def _outcome(self, reference: object) -> tuple[bool, str]:
-        """(another process holds the task, what went wrong)."""
+        """(whether another process has the task, the last lines of an error)."""
         try:
             return self.ray.get(reference) == "elsewhere", ""
         except self.ray.exceptions.RayError as error:
@@ -69,7 +69,7 @@ class OnRay:
         self.running.clear()
 
     def close(self) -> None:
-        """Nothing was taken."""
+        """There is nothing to release."""
 
 
 def refuse_too_large(ray: ModuleType, tasks: Sequence[Task]) -> None:
@@ -80,12 +80,12 @@ def refuse_too_large(ray: ModuleType, tasks: Sequence[Task]) -> None:
     if not any(all(node.get(name, 0) >= amount for name, amount in wanted.items()) for node in nodes):
         raise UserError(
             f"no node has {largest.ranks} CPUs and {wanted['memory'] / 1e9:.0f} GB for: {largest.describe()}",
-            fix="a smaller micro-batch lowers what a run needs; or add a larger node",
+            fix="use a smaller micro_batch, which needs less memory, or add a larger node",
         )
 
 
 def on_node(store: Store, task: Task) -> str:
-    """What a node does with one task."""
+    """Do one task on a node."""
     if not store.root.exists():
         raise UserError(f"this node does not see {store.root}", fix="use a folder that all nodes of the cluster share")
     import ray
@@ -103,7 +103,7 @@ def join_cluster(address: str | None) -> ModuleType:
     except ImportError as error:
         raise UserError("Ray is not installed", fix="pip install 'completep[ray]'") from error
     if not ray.is_initialized():
-        # Ray lowers the priority of its workers, so that runs would stall beside other work on a node.
+        # Ray lowers the priority of its workers, so runs would stall if a node has other work.
         os.environ.setdefault("RAY_worker_niceness", "0")
         if address is not None and address != "auto":
             require_answer(address)
@@ -124,10 +124,10 @@ def join_cluster(address: str | None) -> ModuleType:
 
 @contextmanager
 def on_loopback() -> Iterator[None]:
-    """A cluster that is started here listens on 127.0.0.1 alone.
+    """Let a cluster that is started here listen only on 127.0.0.1.
 
-    Ray has no argument for it (it turns a loopback address into an outer one), but does so where it supports no
-    clusters of several machines, on macOS and Windows. That is a setting.
+    Ray has no argument for this: it replaces a loopback address by an outer one. But there is a setting that turns off
+    clusters of several machines, as on macOS and Windows, and then Ray listens only on 127.0.0.1.
     """
     from ray._private import ray_constants
 
@@ -145,7 +145,7 @@ def on_loopback() -> Iterator[None]:
 
 @contextmanager
 def own_sigterm() -> Iterator[None]:
-    """Ray would replace the handler by one that ends the process at once; ours lets tasks save."""
+    """Keep our handler, which lets tasks save. Ray would install one that ends the process at once."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -155,7 +155,7 @@ def own_sigterm() -> Iterator[None]:
 
 
 def require_answer(address: str) -> None:
-    """Ray itself would try for minutes before it reports that nothing is there."""
+    """Refuse an address that nobody listens on. Ray itself would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         with socket.create_connection((host, int(port)), timeout=10):

@@ -1,8 +1,8 @@
 """A store's results as one small file: settings, losses, curves and evaluations, without weights.
 
-So a study can be continued on another machine, and results can be kept without gigabytes of weights. A pack may come
-from somebody else. It is data: each run is checked against its own name and digests before it is written, and what
-the store has already is left alone.
+With a pack, a study can be continued on another machine, and results can be kept without gigabytes of weights. A pack
+may come from somebody else: each run is checked against its name and its digests before it is written, and runs that
+the store has already are not changed.
 """
 
 import gzip
@@ -23,7 +23,7 @@ from completep.train.folder import METRICS, RUN
 from completep.train.records import Result, parse_record
 
 FORMAT = "completep results 1"
-MOST = 64 * 2**20  # characters of one run; a longer line is not one of ours
+MOST = 64 * 2**20  # characters of one run; a longer line is not from `pack`
 EVALUATION = re.compile(r"evaluations/[\w.-]{1,100}\.json")
 ID = re.compile(r"[0-9a-f]{12}")
 
@@ -37,7 +37,7 @@ class Unpacked:
 
 
 def pack(store: Store, path: Path) -> int:
-    """Write the finished training runs of a store to a new file; how many there are."""
+    """Write the finished training runs of a store to a new file. Returns their number."""
     store.look()
     folders = sorted(f.parent for f in store.root.glob(f"*/{RESULT}") if ID.fullmatch(f.parent.name))
     lines = [json.dumps({"id": f.name, "files": _files(f)}) for f in folders if (f / RUN).exists()]
@@ -48,7 +48,7 @@ def pack(store: Store, path: Path) -> int:
 
 
 def _files(folder: Path) -> dict[str, str]:
-    """By name: what is small and text."""
+    """Name → content of the small text files of a run."""
     evaluations = sorted(str(p.relative_to(folder)) for p in folder.glob("evaluations/*.json"))
     names = [RUN, METRICS, *filter(EVALUATION.fullmatch, evaluations), RESULT]
     return {name: read_text(folder / name, MOST) for name in names if (folder / name).exists()}
@@ -98,10 +98,10 @@ def _checked(entry: Any) -> tuple[str, dict[str, str]]:
         if not isinstance(text, str) or not (other in (RUN, METRICS, RESULT) or EVALUATION.fullmatch(other)):
             raise ValueError(f"it has a file {other!r:.80}")
     if not ID.fullmatch(name) or run_id(run_from_json(files[RUN])) != name:
-        raise ValueError("its settings are not those of its name")
+        raise ValueError("its settings do not match its name")
     content = unsealed(files[RESULT])
     if content.get("run") != name:
-        raise ValueError("its result is another run's")
+        raise ValueError("its result belongs to another run")
     recorded = dict(content.get("files") or {}).get(METRICS)
     if recorded is not None and hashlib.sha256(files.get(METRICS, "").encode()).hexdigest() != recorded:
         raise ValueError("its loss curve has changed")
@@ -110,7 +110,7 @@ def _checked(entry: Any) -> tuple[str, dict[str, str]]:
 
 
 def _check_contents(result: dict[str, Any], files: dict[str, str]) -> None:
-    """A digest only shows damage: whoever changes a file can also seal it again."""
+    """Check the values too: a digest only shows damage, since whoever changes a file can also change its digest."""
     from completep.integrations.harness import evaluation_from_json
 
     check_result(result)
@@ -123,7 +123,7 @@ def _check_contents(result: dict[str, Any], files: dict[str, str]) -> None:
 
 
 def _write(folder: Path, files: dict[str, str]) -> None:
-    """Beside, and then renamed, so that a run is there whole or not at all."""
+    """Write into a temporary folder and rename it, so a run is complete or absent."""
     part = folder.with_name(f".unpacking-{folder.name}")
     remove_folder(part)
     part.mkdir()  # it must be new: a link that was planted here would lead elsewhere

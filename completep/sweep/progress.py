@@ -1,4 +1,4 @@
-"""How far a sweep is, and how long the rest will take, from the engine's events."""
+"""The progress of a sweep and an estimate of the time left, from the events of the engine."""
 
 import time
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from completep.sweep.task import Task, Trial
 from completep.units import duration
 
 TO_BRACKET = 3.5  # runs that bracket a minimum, on average
-TOO_EARLY = 0.05  # share of the cost; the first and smallest runs are mostly start-up, which says little about the rest
+TOO_EARLY = 0.05  # share of the cost below which there is no estimate: the first runs are mostly start-up
 
 
 @dataclass
@@ -65,11 +65,11 @@ class Progress:
 
     @property
     def as_expected(self) -> bool:
-        """Has the search not needed more runs than it was likely to?"""
+        """Has the search needed no more runs than expected so far?"""
         return self.expected is not None and len(self.ended) <= self.expected
 
     def seconds_left(self) -> float | None:
-        """From the cost that is left and the pace so far."""
+        """An estimate from the cost that is left and the pace so far; None if it is too early."""
         if not self.spent:
             return None
         left = sum(task.cost for task in self.tasks if task.id not in self.ended)
@@ -96,6 +96,6 @@ class Progress:
         return left
 
     def mean(self, tasks: Sequence[Task]) -> float | None:
-        """Of the losses there are."""
+        """The mean loss of the tasks that have one."""
         losses = [loss for task in tasks if (loss := self.ended.get(task.id, ("", None))[1]) is not None]
         return sum(losses) / len(losses) if losses else None

@@ -1,7 +1,7 @@
-"""Tasks as files, so that workers on other machines can do them: plain JSON, one file per task, no pickle.
+"""A queue of tasks for workers on other machines: plain JSON, one file per task, no pickle.
 
-.queue/ID.json     what to do; it stays until the one who asked for it removes it
-.queue/ID.failed   a worker could not do it; the last lines of its output
+.queue/ID.json     the task; the process that asked for it removes the file
+.queue/ID.failed   the last lines of a task that failed
 """
 
 import json
@@ -18,17 +18,17 @@ from completep.sweep.store import Store
 from completep.sweep.task import Task
 
 FOLDER = ".queue"
-# What a queue may hold, and where it is read: a name in a file never chooses what is imported.
+# The kinds of task in a queue, and their classes. A file never chooses what is imported.
 KINDS = {
-    "command": "completep.tuning.runs:Command",
-    "function": "completep.tuning.runs:Call",
+    "command": "completep.tuning.tasks:Command",
+    "function": "completep.tuning.tasks:Call",
     "training": "completep.sweep.training:Training",
     "decoder": "completep.tuning.decoder:Decoder",
 }
 
 
 class Portable(Task, Protocol):
-    """A task that can be written down."""
+    """A task that can be written to a file."""
 
     kind: str
 
@@ -45,7 +45,7 @@ def queue_folder(store: Store) -> Path:
 
 
 def ask(store: Store, task: Task) -> None:
-    """Put a task on the queue. What failed before is tried again."""
+    """Put a task on the queue. If it failed before, it is tried again."""
     kind = getattr(task, "kind", None)
     if kind not in KINDS:
         raise UserError(f"{type(task).__name__} cannot be sent to another machine", fix="use the local engine, or Ray")
@@ -61,7 +61,7 @@ def withdraw(store: Store, task: Task) -> None:
 
 
 def asked(store: Store) -> Iterator[Task]:
-    """What is on the queue and neither done nor failed, the largest first."""
+    """The tasks on the queue that are neither done nor failed, the largest first."""
     tasks = []
     for path in queue_folder(store).glob("*.json"):
         with suppress(FileNotFoundError):  # withdrawn just now
@@ -71,7 +71,7 @@ def asked(store: Store) -> Iterator[Task]:
 
 
 def read_task(path: Path) -> Task:
-    """A file of somebody else is refused: a task is a command that the worker would run in your name."""
+    """Read a task. A file of another user is refused, since the worker would run its command with your rights."""
     if path.stat(follow_symlinks=False).st_uid != os.getuid():
         raise UserError(f"{path} belongs to another user", fix="run workers as the user who runs the tuning")
     try:

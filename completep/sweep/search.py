@@ -1,7 +1,7 @@
 """Which trials to run: the whole grid, or a walk to each curve's minimum that stops once it is bracketed.
 
-A curve is a set of trials that differ only in the swept value (and the seed). The smallest shape's curves are walked
-first. The others start where those ended, which is also where they end if the value transfers.
+A curve is a set of trials that differ only in the swept value (and the seed). The curves of the smallest shape are
+walked first. The others start at the minimum found there, and stay there if the value transfers.
 """
 
 import math
@@ -15,18 +15,18 @@ from completep.sweep.task import Task, Trial, Value
 
 Curve = tuple[tuple[str, Value], ...]
 Search = Literal["grid", "bracket"]
-# Any other way to choose: from an engine and the trials there are, to those that were run and the tasks that failed.
+# Any other search: from an engine and all trials to (the trials that were run, the tasks that failed).
 Strategy = Callable[[Engine, Sequence[Trial]], tuple[list[Trial], list[Task]]]
 Losses = Mapping[float, float]  # by the swept value
 
 
 def next_values(values: Sequence[float], losses: Mapping[float, float], start: float) -> list[float]:
-    """What to try next on one curve: nothing once the best value has both its neighbours, or the axis ends there."""
+    """The values to run next on one curve: none once both neighbours of the best value are known, or the axis ends."""
     if not losses:
         middle = min(max(values.index(start), 1), len(values) - 2) if len(values) > 2 else len(values) // 2
         return list(values[max(0, middle - 1) : middle + 2])
     finite = {v: x for v, x in losses.items() if math.isfinite(x)}
-    best = min(finite, key=lambda v: finite[v]) if finite else min(losses)  # where all diverged, smaller is safer
+    best = min(finite, key=lambda v: finite[v]) if finite else min(losses)  # if all diverged, try smaller values
     i = values.index(best)
     return [v for v in values[max(0, i - 1) : i + 2] if v not in losses]
 
@@ -38,11 +38,11 @@ class Runner(Protocol):
     def store(self) -> Store: ...
 
     def run(self, tasks: Sequence[Task]) -> list[Task]:
-        """Do what is not done yet; the tasks that failed."""
+        """Do the tasks that are not done yet. Returns those that failed."""
 
 
 def unseen(losses: Losses) -> None:
-    """Do not look at the losses so far."""
+    """Ignore the losses."""
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Bracketing:
     engine: Runner
     swept: str
     values: Sequence[float]
-    on_round: Callable[[Losses], None] = unseen  # sees each curve's losses so far, after each round
+    on_round: Callable[[Losses], None] = unseen  # called with the losses of each curve, after each round
 
     def __post_init__(self) -> None:
         self.values = sorted(self.values)
@@ -96,7 +96,7 @@ class Bracketing:
         return min(first, key=lambda v: first[v]) if first else begin
 
     def _loss(self, tasks: Sequence[Task]) -> float:
-        """Mean over seeds; infinite where one diverged or failed."""
+        """The mean over seeds; infinite if one of them diverged or failed."""
         losses = []
         for task in tasks:
             result = self.engine.store.result(task)

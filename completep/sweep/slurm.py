@@ -1,7 +1,7 @@
 """Backend: SLURM. One array job of workers that take tasks from the store, which all nodes must share.
 
-Tasks are not jobs: a cluster sees a few long jobs instead of hundreds of short ones, and a worker starts its next task
-at once. A job that is preempted or reaches its time limit lets its task save, and is requeued.
+A task is not a job of its own: the cluster sees a few long jobs instead of hundreds of short ones, and a worker starts
+its next task at once. If a job is preempted or reaches its time limit, its task saves, and the job is requeued.
 """
 
 import os
@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from completep.errors import UserError
-from completep.files import make_folder, write_over
+from completep.files import last_lines, make_folder, write_over
 from completep.sweep.engine import Ended
-from completep.sweep.local import last_lines
 from completep.sweep.queue import ask, failure, withdraw
 from completep.sweep.store import Store
 from completep.sweep.task import Task
@@ -25,8 +24,8 @@ from completep.sweep.task import Task
 ANSWER = 30  # seconds that SLURM has to answer
 GRACE = 90  # seconds that workers have to save and end
 LOOK = 5.0  # seconds between two looks at the job
-LOSSES = 3  # how often all workers may end before their tasks, without a task done
-BEFORE_END = 120  # seconds before the time limit, at which a worker is told to save
+LOSSES = 3  # how often all workers may end early without any task done
+BEFORE_END = 120  # seconds before the time limit at which a worker is told to save
 OPTIONS = ("partition", "account", "qos", "gres", "time", "constraint", "nodes", "mem", "cpus", "setup", "idle")
 
 
@@ -100,7 +99,7 @@ class Slurm:
         return last_lines(logs[-1]) if logs else ""
 
     def script(self, store: Store, ranks: int = 1) -> str:
-        """What is given to sbatch."""
+        """The script for sbatch."""
         o, root = self.options, store.root.absolute()
         flags = {
             name: o[name] for name in ("partition", "account", "qos", "gres", "time", "constraint", "mem") if name in o
@@ -117,14 +116,14 @@ class Slurm:
         )
 
     def stop(self) -> None:
-        """Withdraw what is left, and let the workers save and end."""
+        """Withdraw the tasks that are left, and let the workers save and end."""
         for task in self.running.values():
             withdraw(self.store, task)
         self.running.clear()
         self.close()
 
     def close(self) -> None:
-        """No more tasks come, so the workers need not wait. SLURM sends SIGTERM, and SIGKILL after its KillWait."""
+        """Cancel the workers: there will be no more tasks. SLURM sends SIGTERM, and SIGKILL after its KillWait."""
         if self.job is None:
             return
         slurm(["scancel", self.job], check=False)
@@ -141,7 +140,7 @@ def require_slurm() -> None:
 
 
 def slurm(words: Sequence[str], *, check: bool = True) -> str:
-    """One of SLURM's commands; an unreachable controller is an error of ours to report."""
+    """Run a command of SLURM and return its output. If SLURM cannot be reached, this is a UserError."""
     try:
         ended = subprocess.run(words, capture_output=True, text=True, timeout=ANSWER, check=False)
     except subprocess.TimeoutExpired:

@@ -1,7 +1,6 @@
-"""Tasks as content-addressed folders: the name is a hash of everything that determines the result, so each is done
-once.
+"""Tasks as content-addressed folders: the name is a hash of everything that determines the result.
 
-A task that a process works on is claimed (claims.py), so that no other one does it too.
+So each task is done once. A process claims the task that it works on (claims.py), so no other process does it too.
 """
 
 import hashlib
@@ -25,7 +24,7 @@ from completep.sweep.task import Named, Task, Trial, Value
 
 FORMAT = 1  # of a store's folders; another one is refused
 MANIFEST, INDEX, RESULT = "store.json", ".index", "result.json"
-STATUSES = ("done", "diverged", "hopeless")  # how a task may end: hopeless ones were stopped early by a search
+STATUSES = ("done", "diverged", "hopeless")  # a search stops hopeless tasks early
 MOST_BYTES = 2**30  # of an index
 LONGEST = 1e12  # seconds of a run
 Result = dict[str, Value | None]
@@ -38,7 +37,8 @@ def _is_number(value: object, most: float = 1e300) -> bool:
     return value is None or (isinstance(value, float) and 0 <= value <= most)
 
 
-# What a report takes from a result, each where it is there, and what it must be. A task of yours may write more.
+# The fields of a result that reports use, and what they must be. All but the status may be absent, and a task of yours
+# may write others.
 FIELDS: dict[str, Callable[[object], bool]] = {
     "status": lambda value: value in STATUSES,
     "step": lambda value: isinstance(value, float) or _is_number(value),  # a script's own count
@@ -54,7 +54,7 @@ FIELDS: dict[str, Callable[[object], bool]] = {
 
 @dataclass(frozen=True)
 class Counts:
-    """How many tasks are done, diverged, stopped as hopeless, running, begun and left, or not begun."""
+    """How many tasks are done, diverged, stopped as hopeless, running, interrupted or missing (not started)."""
 
     runs: int = 0
     done: int = 0
@@ -96,7 +96,9 @@ class Store:
                 raise UserError(f"{self.root} is a file, not a folder", fix="choose another folder for out")
             others = [p for p in self.root.glob("*") if not p.name.startswith(".")]  # a kill may leave .store.json.part
             if others and not manifest.exists():  # another process may have written it meanwhile
-                raise UserError(f"{self.root} is not empty and is not a run store", fix="choose another folder for out")
+                raise UserError(
+                    f"{self.root} has files, but is not a store of runs", fix="choose another folder for out"
+                )
             return
         try:
             version = json.loads(read_text(manifest))["format"]
@@ -112,7 +114,7 @@ class Store:
 
     @property
     def claims(self) -> Kind:
-        """How processes claim a task here. It was chosen when the store was made, so that all of them agree."""
+        """How processes claim a task. This is chosen when the store is made, so all processes agree."""
         return _claims_of(self.root / MANIFEST)
 
     def folder(self, task: Named) -> Path:
@@ -138,7 +140,7 @@ class Store:
         return results
 
     def write_index(self, tasks: Iterable[Named]) -> None:
-        """Keep the results of these tasks in one file, beside what it has already. It is only a faster way to read."""
+        """Add the results of these tasks to the index, one file that is faster to read than all results."""
         results = self.results(tasks)
         old = _read_index(self.root / INDEX)
         new = {name: [_stamp(f"{self.root}/{name}/{RESULT}"), _brief(result)] for name, result in results.items()}
@@ -158,7 +160,7 @@ class Store:
 
     @contextmanager
     def holding(self, task: Named) -> Iterator[int | None]:
-        """The lock's descriptor if this process may do the task now; None if another process is doing it."""
+        """Claim a task. Yields the descriptor of the lock, or None if another process is doing the task."""
         make_folder(self.root)
         with claim(self.root / task.id, self.claims) as descriptor:
             yield descriptor
@@ -168,12 +170,12 @@ class Store:
         return is_claimed(self.root / task.id, self.claims)
 
     def state(self, task: Named) -> str:
-        """How it ended, or running, interrupted or missing."""
+        """How a task ended; otherwise running, interrupted or missing."""
         result = self.result(task)
         return str(result["status"]) if result is not None else self._unfinished(task)
 
     def _names(self) -> set[str]:
-        """Of everything in the root. One listing is much faster than a look at each of thousands of tasks."""
+        """The names of everything in the root. One listing is much faster than looking for thousands of tasks."""
         try:
             return set(os.listdir(self.root))
         except (FileNotFoundError, NotADirectoryError):
@@ -249,12 +251,12 @@ def _short(value: object) -> str:
 
 
 def _columns(result: Result, labels: Mapping[str, Value]) -> Result:
-    """What a report takes from a result. It changes no label: where a run lies is not for the run to say."""
+    """The fields of a result for a report. They never override the labels, which the study sets."""
     return {name: result[name] for name in FIELDS if name in result and name not in labels}
 
 
 def _brief(result: Result) -> Result:
-    """Without what only the run's own folder needs."""
+    """The result without what only its own folder needs."""
     return {name: value for name, value in result.items() if name != "files"}
 
 
@@ -273,7 +275,7 @@ def _read_index(path: Path) -> dict[str, list[Any]]:
 
 @lru_cache(maxsize=4)
 def _parsed_index(path: Path, *stamp: int) -> dict[str, list[Any]]:
-    """A digest does not make it trustworthy: whoever wrote the index wrote the digest too."""
+    """The content is checked too: whoever wrote a forged index also wrote its digest."""
     digest, _, body = read_bytes(path, MOST_BYTES).partition(b"\n")
     if hashlib.sha256(body).hexdigest().encode() != digest:
         return {}
@@ -287,5 +289,5 @@ def _parsed_index(path: Path, *stamp: int) -> dict[str, list[Any]]:
 
 
 def distinct(trials: Sequence[Trial]) -> list[Task]:
-    """Every task once, although several points may share it."""
+    """Every task once. Several points may share a task."""
     return list({trial.task.id: trial.task for trial in trials}.values())

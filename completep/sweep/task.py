@@ -1,4 +1,4 @@
-"""What the sweep machinery must know of a task. A training run is one (training.py); any script can be another."""
+"""The protocol of a task. A training run of the decoder is one (training.py); tuning/tasks.py has others."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Named(Protocol):
 
     @property
     def id(self) -> str:
-        """Names its folder: a hash of everything that determines the result."""
+        """A hash of everything that determines the result. It names the folder."""
 
 
 class Task(Named, Protocol):
@@ -34,36 +34,36 @@ class Task(Named, Protocol):
 
     @property
     def cost(self) -> float:
-        """In any unit, such as FLOPs: the largest start first, and time left is estimated by it."""
+        """In any unit, such as FLOPs. The largest task starts first, and the time left is estimated from it."""
 
     @property
     def ranks(self) -> int:
-        """Processes (GPUs) that it takes."""
+        """The number of processes (GPUs) that it uses."""
 
     @property
     def imports(self) -> tuple[str, ...]:
-        """Modules that its process needs. A server that has imported them starts such tasks at once."""
+        """Modules that its process imports. The fork server imports them once, so tasks start at once."""
 
     def memory(self) -> float:
         """Bytes of this machine's memory that it needs."""
 
     def describe(self) -> str:
-        """One line for people."""
+        """One line for the user."""
 
     def carry_out(self, folder: Path, lock: int) -> None:
-        """Do it and leave result.json, with a `status` of done, diverged or hopeless; none if it was asked to stop.
+        """Do the task and write result.json with a `status`: done, diverged or hopeless. None if it was asked to stop.
 
         `lock` is the descriptor of the lock on its folder. Child processes may inherit it. A task that cannot be done
-        raises an error; `TaskError` is one whose text says all that a person needs.
+        raises an error; of a `TaskError`, only the text is shown.
         """
 
     def loss(self, result: Mapping[str, object]) -> float | None:
-        """What a search minimises; None where there is none."""
+        """The loss that a search minimises; None if the result has none."""
 
 
 def is_enough(task: Task, result: Mapping[str, object]) -> bool:
-    """Is this result all that is asked for? That of a run which a search stopped serves only a search that stops runs,
-    which says so by a `bar`.
+    """Is the task done with this result? A hopeless run counts only for a search that stops runs: its tasks have a
+    `bar`.
     """
     return result["status"] != "hopeless" or bool(getattr(task, "bar", ()))
 
@@ -74,7 +74,7 @@ class TaskError(Exception):
 
 @dataclass(frozen=True)
 class Trial:
-    """A task and where it lies on the axes."""
+    """A task and its point on the axes."""
 
     point: Point
     task: Task

@@ -1,6 +1,7 @@
-"""A training run of the decoder as a task.
+"""A training run of the reference decoder as a task.
 
-Two parameterizations that give the same numbers at a shape (all of them at the base; SP and muP in depth) are one run.
+If two parameterizations give the same numbers at a shape, they are one run. This is so for all of them at the base, and
+for SP and muP in depth.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,12 +31,12 @@ HOW = How(checkpoint_every=500, keep=1, peak=None)
 
 
 def unseen(record: Record) -> None:
-    """Do not look at it."""
+    """Ignore the record."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """One run, under the simplest rules and base that give the same numbers, with its data's hash in it."""
+    """A run with the hash of its data, under the simplest rules and base that give the same numbers."""
 
     kind: ClassVar[str] = "training"
     run: Run
@@ -68,7 +69,7 @@ class Training:
         return ("completep.sweep.training", "cattrs", "safetensors.torch", "torch._dynamo")
 
     def memory(self) -> float:
-        """Without the model where that is in a GPU's memory."""
+        """Bytes of main memory. With GPUs, the model is not in it."""
         if devices():
             return INTERPRETER * self.ranks
         micro = self.how.micro_batch or max(1, self.run.batch // self.ranks)
@@ -82,9 +83,9 @@ class Training:
         return f"{run.rules} {run.model.width} × {run.model.depth}, {settings}"
 
     def carry_out(self, folder: Path, lock: int, on_record: "Callable[[Record], None]" = unseen) -> None:
-        """With one thread, or under torchrun. A finished run keeps its weights and loses its checkpoints.
+        """Train with one thread, or under torchrun. A finished run keeps its weights; its checkpoints are deleted.
 
-        `on_record` sees what a run of one process records.
+        `on_record` is called with every record of a run with one process.
         """
         import torch
 
@@ -135,7 +136,7 @@ def _simplest(rules: str, wider: bool, deeper: bool) -> str:
 
 
 def with_data(run: Run) -> Run:
-    """The run with its data's hash in it, so that other data is another run. Data that is not given yet stays open."""
+    """The run with the hash of its data, so other data is another run. A run without data stays as it is."""
     if run.data.sha256 or not run.data.source:
         return run
     return replace(run, data=_with_hash(run.data))
@@ -185,7 +186,7 @@ def history(store: Store, trials: "Sequence[tuple[Mapping[str, Value], Training]
 
 
 def _records(store: Store, task: Training) -> Iterator[Record]:
-    """What a run recorded; of a finished run, as it was when the run ended."""
+    """The records of a run. If the run is finished, they must be those that it ended with."""
     folder = store.folder(task)
     if not (folder / METRICS).exists():
         return iter(())

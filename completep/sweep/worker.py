@@ -1,8 +1,8 @@
-"""A worker: takes tasks from a store's queue, one at a time, until there are none for a while.
+"""A worker: does the tasks in the queue of a store, one at a time, until there are none for a while.
 
-Any number of workers on any machines that see the store share the work; the store's claims keep each task single. A
-worker that dies frees its task. SIGTERM and SIGINT let the task save and stop the worker. SIGUSR1, which SLURM sends
-before the time limit, does the same and then puts the job back into SLURM's queue.
+Any number of workers, on any machines that share the store, share the work. The claims of the store prevent that two of
+them do the same task. If a worker dies, its task is free again. On SIGTERM and SIGINT the task saves and the worker
+ends. SIGUSR1, which SLURM sends before the time limit, does the same and then requeues the job.
 """
 
 import os
@@ -22,12 +22,12 @@ from completep.sweep.queue import asked, note_failure
 from completep.sweep.store import Store
 from completep.sweep.task import Task
 
-IDLE = 60.0  # seconds without a task, after which a worker ends
+IDLE = 60.0  # seconds without a task after which a worker ends
 POLL = 0.3
 
 
 def quiet(line: str) -> None:
-    """Say nothing."""
+    """Print nothing."""
 
 
 @dataclass
@@ -38,13 +38,13 @@ class Worker:
     signals: list[int] = field(default_factory=list)
 
     def run(self) -> int:
-        """The number of tasks that this worker did."""
+        """Work until the queue is empty for a while. Returns the number of tasks that this worker did."""
         done, last = 0, time.monotonic()
         with self._signals():
             while not self.signals and time.monotonic() - last < self.idle:
                 did = sum(self._do(task) for task in self._open_tasks())
                 done += did
-                if did or any(True for _ in asked(self.store)):  # others work on it: one of them may die
+                if did or any(True for _ in asked(self.store)):  # another worker has a task, and it may die
                     last = time.monotonic()
                 time.sleep(0 if did else POLL)
         if signal.SIGUSR1 in self.signals:
@@ -52,7 +52,7 @@ class Worker:
         return done
 
     def _open_tasks(self) -> Iterator[Task]:
-        """Tasks that nobody works on; if there are none, one that somebody does, whose owner may have died."""
+        """The tasks that nobody works on. If there are none: one that is claimed, since its owner may have died."""
         tasks = list(asked(self.store))
         free = [task for task in tasks if not self.store.held(task)]
         if not free and tasks and self.store.claims == "heartbeat":  # the kernel knows who is alive
@@ -62,7 +62,7 @@ class Worker:
                 yield task
 
     def _do(self, task: Task) -> bool:
-        """Whether it was done here."""
+        """Do a task. Returns whether it was done here."""
         if self.store.result(task) is not None:
             return False
         ended = self._attempt(task)
@@ -72,7 +72,7 @@ class Worker:
                 self.tell(f"{result['status']}: {task.describe()}")
             return result is not None and not ended.elsewhere
         self.tell(f"failed: {task.describe()}\n{ended.detail}")
-        note_failure(self.store, task, ended.detail)  # whoever asked for it decides whether it is tried again
+        note_failure(self.store, task, ended.detail)  # the process that asked for it decides whether to try again
         return False
 
     def _attempt(self, task: Task) -> Ended:

@@ -9,18 +9,19 @@ best values, their intervals, the transfer verdict and tuned.json, which `plan` 
     scripts.py    the hashes of what a command runs
     hopeless.py   when a run is stopped early
     trial.py      what a Python function `train(trial)` is given
-    runs.py       a run of a command or a function as a task of the sweep machinery
-    decoder.py    a run of the reference decoder as a task that a search may stop
+    tasks.py      a run of a command or of a function, as a task of the sweep machinery
+    decoder.py    a run of the reference decoder, as a task that a search may stop early
     subject.py    what is tuned: makes the task of a run
-    settings.py   all that a tuning is told; TOML
+    settings.py   all settings of a tuning, from TOML or from arguments
     record.py     what is remembered between two calls: versions of scripts, and their runs
     stopping.py   an engine that stops hopeless runs
+    ignored.py    refuses a script that ignores its value, its seed or its shape
     precision.py  how many values and seeds a PASS needs, from the noise alone
     search.py     which runs, in four stages; how many to expect
     explore.py    a search over several dimensions: Optuna, or a trust region
     choices.py    the verdict on a dimension of words
     result.py     `Tuned`, its plan and its status
-    prepare.py    a tuning that has been checked, and the frame of its results
+    prepare.py    settings → a tuning that is checked and can start; the frame of its results
     again.py      the command that repeats a tuning
     run.py        `tune`, `tune_plan` and `tune_status`: from settings to a result
 """

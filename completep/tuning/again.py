@@ -13,7 +13,7 @@ Place = Path | str
 
 
 def command_of(train: "str | Path | Callable[..., object]", tuning: Tuning, changes: Mapping[str, object]) -> list[str]:
-    """The command of this tuning: the file and what was given besides it, or all that differs from the defaults."""
+    """The command of this tuning: the TOML file and the changes to it, or all settings that are not the defaults."""
     words = ["completep", "tune"]
     if names_toml(train):
         return [*words, str(train), *(w for name in changes if changes[name] is not None for w in flag(name, tuning))]

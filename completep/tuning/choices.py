@@ -1,8 +1,8 @@
 """Does the best of a few choices stay the best? For dimensions of words, or of two values, which have no bowl.
 
-At every larger shape, what the base's choice costs beside each other one, seed by seed, in % of the loss. PASS where
-every interval ends within half a percent. FAIL where one lies above it, corrected for the number of comparisons
-(Bonferroni). The limit is that of `measure/curves.py`.
+At every larger shape, the base's choice is compared with each other choice, seed by seed: the regret is what it costs,
+in % of the loss. PASS means that every interval ends within half a percent. FAIL means that one lies above it,
+corrected for the number of comparisons (Bonferroni). The limit is that of `measure/curves.py`.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from completep.tuning.space import Dimension
 
 @dataclass(frozen=True)
 class ShapeChoice:
-    """The base's choice at one shape, beside the other choice that does best there."""
+    """The base's choice at one shape, compared with the best other choice there."""
 
     shape: Shape
     best: Value
@@ -51,7 +51,7 @@ class ChoiceTransfer:
 
 
 def judge_choice(frame: pl.DataFrame, d: Dimension, base: Shape) -> ChoiceTransfer:
-    """From one run per shape, value and seed; a loss of NaN diverged, a missing one was not done."""
+    """From one run per shape, value and seed. NaN means that a run diverged; runs that were not done have no loss."""
     tables = {
         Shape(*key): _by_value(part, d) for key, part in frame.partition_by(["width", "depth"], as_dict=True).items()
     }

@@ -1,7 +1,7 @@
 """A training run of the reference decoder that a search may stop early, by the losses of its training steps.
 
-A batch is a function of seed and step, so that two runs of one seed see the same data, and their losses at a step can
-be compared. A stopped run has saved: if its result is needed after all, it continues from there.
+Two runs with the same seed see the same batch at every step, so their losses at a step can be compared. A stopped run
+saves a checkpoint: if its result is needed later, it continues from there.
 """
 
 import signal
@@ -18,16 +18,16 @@ from completep.train.folder import METRICS
 from completep.train.records import Record, read_metrics
 from completep.tuning.hopeless import hopeless
 from completep.tuning.reading import Reading
-from completep.tuning.runs import RESULT, write_hopeless
+from completep.tuning.tasks import RESULT, write_hopeless
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """One run, the same as its `Training`, that knows the curve of the best run so far."""
+    """A `Training` that also knows the loss curve of the best run so far."""
 
     kind: ClassVar[str] = "decoder"
     training: Training
-    bar: tuple[Reading, ...] = ()  # no part of the id
+    bar: tuple[Reading, ...] = ()  # that curve; not part of the id
 
     @property
     def id(self) -> str:
@@ -35,7 +35,7 @@ class Decoder:
 
     @property
     def group(self) -> tuple[Shape, int]:
-        """Runs of one group can be compared on their way."""
+        """Runs of one group can be compared while they train."""
         run = self.training.run
         return Shape(run.model.width, run.model.depth), run.seed
 
@@ -69,7 +69,7 @@ class Decoder:
         return Decoder(Training.from_json(content["training"]), bar)
 
     def carry_out(self, folder: Path, lock: int) -> None:
-        """A hopeless run is stopped by SIGTERM, so that it saves. Only the main thread can be."""
+        """Train. A hopeless run is stopped by SIGTERM, so it saves; this works only in the main thread."""
         began, stopped = time.monotonic(), False
 
         def look(record: Record) -> None:

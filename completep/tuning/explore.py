@@ -1,11 +1,13 @@
-"""A search over several dimensions at the base, with one seed: propose, run a round, tell, repeat; polish; confirm.
+"""A search over several dimensions at the base, in three parts:
 
-Proposals come from Optuna (TPE or a Gaussian process), or from a random search in a trust region, which needs nothing
-installed and suits many multipliers. The last third of the runs goes to neighbours of the best points, one dimension
-at a time, so that the search ends in a minimum of the grid where the budget allows. The best of many runs with one seed
-is partly luck. So the best points are then run with all seeds, a few at a time, until the best mean is one of those.
+1. Propose points and run them with one seed, round by round. Proposals come from Optuna (TPE or a Gaussian process), or
+   from a random search in a trust region, which needs no further package and suits many multipliers.
+2. Polish: the last third of the runs goes to neighbours of the best points, one dimension at a time. If the budget
+   allows, the search ends in a minimum of the grid.
+3. Confirm: the best of many runs with one seed is partly luck. So the best points are run with all seeds, a few at a
+   time, until the point with the best mean is one that was confirmed.
 
-Everything is a function of the results so far and of a fixed seed. So after an interruption the same proposals come
+Everything is a function of the results so far and of a fixed seed. After an interruption the same points are proposed
 again, and those that were run are in the store already.
 """
 
@@ -19,27 +21,27 @@ from typing import Literal, Protocol
 from completep.errors import UserError
 from completep.sweep.search import Runner
 from completep.sweep.task import Task, Trial, Value
-from completep.tuning.search import refuse_argument
+from completep.tuning.ignored import refuse_argument
 from completep.tuning.space import Dimension
 from completep.tuning.stopping import StopsEarly
 
 Method = Literal["tpe", "gp", "random"]
 Place = tuple[int, ...]  # an index into the values of every dimension
-ROUND = 4  # proposals at a time, whatever the number of workers: they decide what comes next
-POLISH = 1 / 3  # of the runs
-CONFIRMED = 3  # points at a time that are run with all seeds
-MOST_CONFIRMED = 1 / 3  # of the points of the search
-PER_DIMENSION = 10  # runs, where no number is given
-MANY = 12  # dimensions: more are searched at random
-ALIKE = 3  # comparisons along a dimension without any change, after which the script is said to ignore it
-PATIENCE = 3  # rounds without a new point, before the search goes on to the neighbours of the best
+ROUND = 4  # proposals per round; they decide what comes next, so this does not depend on the workers
+POLISH = 1 / 3  # share of the runs
+CONFIRMED = 3  # points that are confirmed at a time
+MOST_CONFIRMED = 1 / 3  # largest share of the points that are confirmed
+PER_DIMENSION = 10  # runs per dimension, if no number is given
+MANY = 12  # more dimensions are searched at random
+ALIKE = 3  # equal losses along a dimension, after which the script is said to ignore it
+PATIENCE = 3  # rounds without a new point, after which polishing starts
 
 
 class Proposer(Protocol):
     def ask(self) -> Place: ...
 
     def tell(self, place: Place, loss: float) -> None:
-        """Every place that was asked for is told, in the same order. An infinite loss diverged or failed."""
+        """Report the loss of a place, in the order of `ask`. It is infinite if the run diverged or failed."""
 
 
 @dataclass
@@ -56,7 +58,7 @@ class ByOptuna:
         except ImportError as error:
             raise UserError(
                 f"a search over {len(self.dimensions)} dimensions by {self.method} needs Optuna",
-                fix="pip install 'completep[tune]', or search by random, which needs nothing",
+                fix="pip install 'completep[tune]', or use search=random, which needs no further package",
             ) from error
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         first = min(10, max(ROUND, self.budget // 4))
@@ -82,7 +84,7 @@ class ByOptuna:
         return tuple(int(trial.params[d.name]) for d in self.dimensions)
 
     def tell(self, place: Place, loss: float) -> None:
-        """A run that diverged gets a loss above all others: infinity would blind the model."""
+        """A run that diverged gets a loss above all others, because the sampler cannot use infinity."""
         if math.isfinite(loss):
             self.losses.append(loss)
         low, high = min(self.losses, default=1.0), max(self.losses, default=1.0)
@@ -91,7 +93,7 @@ class ByOptuna:
 
 @dataclass
 class TrustRegion:
-    """Random steps around the best point, in some of the dimensions; the region shrinks while nothing gets better."""
+    """Random steps from the best point, in some of the dimensions. The region shrinks until a step is better."""
 
     dimensions: Sequence[Dimension]
     best: tuple[float, Place] | None = None
@@ -197,7 +199,7 @@ class Explore:
             self._refuse_ignored(i, d)
 
     def _refuse_ignored(self, i: int, d: Dimension) -> None:
-        """Points that differ in one dimension only, and always have the same loss: the script does not use it."""
+        """Refuse a dimension that the script ignores: points that differ only in it have the same loss."""
         groups: dict[Place, list[Place]] = {}
         for place, loss in self.losses.items():
             if math.isfinite(loss):
@@ -208,7 +210,7 @@ class Explore:
             refuse_argument(d, [d.values[place[i]] for place in several[0]], self.losses[several[0][0]])
 
     def _confirm(self, engine: Runner) -> None:
-        """The best points with all seeds, until the best of all is one of them: a lucky one falls back."""
+        """Run the best points with all seeds, until the best one is confirmed. A point that was lucky falls back."""
         most = max(CONFIRMED, round(MOST_CONFIRMED * self.budget)) if self.seeds > 1 else 0
         while len(self.means) < min(most, len(self.losses)):
             ranked = sorted(self.losses, key=lambda p: (self.means.get(p, self.losses[p]), p))

@@ -1,8 +1,8 @@
-"""When a run is hopeless, so that a search stops it early, where the script reports its loss on the way.
+"""When a run is hopeless, so a search may stop it early. The script must report its loss during training.
 
-The rule: from a quarter of the way on, two reports in a row are more than 12 % above what the best finished run of the
-same shape and seed had at the same step. Only the search with one seed stops runs; a verdict never rests on stopped
-ones. The margin was chosen on the recorded curves of one seed, where it stops no run that ends within 8 % of the best.
+The rule: after a quarter of the steps, two reports in a row are more than 12 % above the loss of the best finished run
+of the same shape and seed at the same step. Only the search with one seed stops runs; no verdict uses a stopped run.
+The margin was chosen on the recorded curves of one seed, where it stops no run that ends within 8 % of the best.
 On those of another seed the closest run that it stops ends 4.2 % above the best (tests/tuning/test_stopping.py).
 """
 
@@ -15,7 +15,7 @@ MARGIN, EARLIEST, IN_A_ROW = 0.12, 0.25, 2
 
 
 def hopeless(readings: Sequence[Reading], bar: Sequence[Reading]) -> bool:
-    """Is a run with these losses so far beyond hope, beside the best finished one?"""
+    """Is a run with these losses hopeless, compared with `bar`, the curve of the best finished run?"""
     late = [r for r in readings if bar and EARLIEST * bar[-1].step <= r.step < bar[-1].step]
     if len(late) < IN_A_ROW:
         return False

@@ -1,16 +1,17 @@
 """How many values and seeds a PASS needs, from the noise of the runs so far.
 
-A verdict must not decide how many runs it rests on: whoever adds seeds until the answer suits them gets the answer that
-suits them. So the number of values and seeds follows from two things that know nothing of the result. One is the noise:
-what is left of the log losses beside a level per value and a level per seed. It is independent of the values' own
-means. The other is how steep the bowl is. From them follows where the interval of the regret would end if there were no
-drift. A few runs tell the noise badly, so the upper end of its own interval is reckoned with.
+The number of seeds must not depend on the verdict: adding seeds until the verdict is PASS would make it worthless. So
+the number of values and seeds follows from two quantities that do not depend on where the minima are:
 
-If that end is at most a third of the allowed regret, a PASS is likely: the estimate lies within 1.2 standard errors in
-three of four cases, the interval reaches about 1.7 further, and (1.7 / 2.9)² is a third. Where that takes more seeds
-than are allowed, all of those are run if a PASS is then as likely as not (the end is at half of what is allowed).
-Otherwise none is added, and what a PASS would need is said. tests/tuning/test_precision.py measures both kinds of
-error.
+- the noise, which is the residual of the log losses after a level per value and a level per seed. It is independent of
+  the means of the values. A few runs give a poor estimate, so the upper end of its interval is used;
+- the steepness of the bowl.
+
+They give the end of the regret's interval if there were no drift. If that end is at most a third of the allowed regret,
+a PASS is likely: the estimate lies within 1.2 standard errors in three of four cases, the interval reaches about 1.7
+further, and (1.7 / 2.9)² is a third. If this needs more seeds than are allowed, all allowed seeds are run, provided
+that a PASS is then as likely as not (the end is at half of the allowed regret). Otherwise no seed is added, and the
+advice says how many a PASS would need. tests/tuning/test_precision.py measures both kinds of error.
 """
 
 from collections.abc import Sequence
@@ -23,31 +24,31 @@ from completep.config import Shape
 from completep.measure.curves import MOST_REGRET, curve, judge_transfer
 from completep.stats import Floats, fit_bowl, noise_beside_levels
 
-LIKELY, EVEN = 1 / 3, 1 / 2  # of the allowed regret, where the interval of no regret ends
-SURE = 0.8  # that the noise is not larger than what is reckoned with: few runs tell it badly
-WIDEST = 2  # values on either side of the best: a fit looks no further
-FURTHEST = 200  # seeds up to which a number is named
+LIKELY, EVEN = 1 / 3, 1 / 2  # shares of the allowed regret at which the interval ends
+SURE = 0.8  # chance that the noise is not larger than the value that is used
+WIDEST = 2  # values on either side of the best; a fit does not use more
+FURTHEST = 200  # largest number of seeds that is named
 
 
 @dataclass(frozen=True)
 class Design:
-    """What is run of one curve: its best value, `reach` values on either side, and `seeds` seeds of each."""
+    """What to run on one curve: the best value and `reach` values on either side, with `seeds` seeds each."""
 
     reach: int = 1
     seeds: int = 3
 
     def __or__(self, other: "Design") -> "Design":
-        """Both of them."""
+        """The design that contains both."""
         return Design(max(self.reach, other.reach), max(self.seeds, other.seeds))
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What the noise asks for."""
+    """What the noise requires."""
 
     noise: float  # of one run, in % of its loss
     design: Design  # what to run
-    seeds: int | None  # that make a PASS likely, if there is no drift; None if more than `FURTHEST` would
+    seeds: int | None  # number that makes a PASS likely, if there is no drift; None if it is above `FURTHEST`
 
     @property
     def likely(self) -> bool:
@@ -63,9 +64,9 @@ class Advice:
 def advise(
     frame: pl.DataFrame, name: str, base: Shape, axis: Sequence[float], first: Design, most: int
 ) -> Advice | None:
-    """From one curve per shape: `name` holds places on `axis`. None where there is no bowl or no noise to go by.
+    """Advice from one curve per shape, whose column `name` holds places on `axis`.
 
-    A shape that has no runs yet is taken to be like the base.
+    None without a bowl at the base or an estimate of the noise. A shape without runs is taken to be like the base.
     """
     curves = {
         Shape(*key): curve(part, name) for key, part in frame.partition_by(["width", "depth"], as_dict=True).items()
@@ -90,7 +91,7 @@ def advise(
 
 
 def _growing(start: int) -> list[int]:
-    """Numbers of seeds to try, a fifth apart: a number this large is said, not run."""
+    """Numbers of seeds to try, a fifth apart. They are only named, never run."""
     counts = [start + 1]
     while counts[-1] < FURTHEST:
         counts.append(max(counts[-1] + 1, round(1.2 * counts[-1])))
@@ -99,7 +100,7 @@ def _growing(start: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Guess:
-    """Bowls without a drift, as steep and as noisy as those that were measured."""
+    """Bowls without a drift, with the steepness and the noise that were measured."""
 
     place: float  # log2 of the optimum, at every shape
     steep: dict[Shape, float]
@@ -109,7 +110,7 @@ class Guess:
     noise: float
 
     def ends(self, design: Design) -> float:
-        """Where the interval of the regret would end, in %."""
+        """The upper end of the regret's interval, in %, with this design."""
         best = int(abs(self.axis - self.place).argmin())
         x = self.axis[max(0, best - design.reach) : best + design.reach + 1]
         if len(x) < 3 or design.seeds < 2:
@@ -124,7 +125,7 @@ class Guess:
         return max(s.regret_interval.high if s.regret_interval else np.inf for s in judged.shapes)
 
     def _rows(self, shape: Shape, steep: float, x: Floats, seeds: int) -> list[dict[str, float]]:
-        """Losses whose means lie on the bowl, and whose residual has just the variance that the noise has."""
+        """Losses whose means lie on the bowl, and whose residual has exactly the variance of the noise."""
         along, over = np.arange(len(x)) - (len(x) - 1) / 2, np.arange(seeds) - (seeds - 1) / 2
         pattern = np.outer(along / np.linalg.norm(along), over / np.linalg.norm(over))
         size = self.noise * ((len(x) - 1) * (seeds - 1)) ** 0.5

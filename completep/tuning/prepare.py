@@ -17,11 +17,11 @@ from completep.tuning.explore import CONFIRMED, Explore, choose_method, default_
 from completep.tuning.precision import Advice, Design, advise
 from completep.tuning.record import Known, changed, read_record, record_path
 from completep.tuning.result import judged_frame
-from completep.tuning.runs import Call, Command
 from completep.tuning.scripts import Hashes
 from completep.tuning.settings import Tuning
 from completep.tuning.space import Dimension
 from completep.tuning.subject import Subject
+from completep.tuning.tasks import Call, Command
 from completep.tuning.template import Template
 
 
@@ -43,14 +43,14 @@ class Prepared:
         return [self.trial(shape, {**point, d.name: v}, seed) for shape in shapes for v in d.values for seed in seeds]
 
     def trial(self, shape: Shape, values: Mapping[str, Value], seed: int) -> Trial:
-        """A run, and its point: the places of the values."""
+        """The run of a shape, values and a seed. Its point holds the places of the values."""
         searched = {d.name: values[d.name] for d in self.dimensions}
         axes = {d.name: d.on_axis(searched[d.name]) for d in self.dimensions}
         point = Point(width=shape.width, depth=shape.depth, **axes, seed=seed)
         return Trial(point, self.task(shape, searched, seed))
 
     def task(self, shape: Shape, values: Mapping[str, Value], seed: int) -> Task:
-        """As the scripts are now, or as they were when it was done, if that is accepted."""
+        """A run of the scripts as they are now; or of an earlier version that is accepted and was run already."""
         task = self.subject.task(shape, values, seed)
         if not self.accepted or not isinstance(task, (Command, Call)):
             return task
@@ -77,7 +77,7 @@ class Prepared:
         )  # fmt: skip
 
     def advise(self, name: str, trials: Sequence[Trial], first: Design) -> Advice | None:
-        """What the noise of these runs asks for; nothing with one seed."""
+        """What the noise of these runs requires; None with one seed."""
         if self.tuning.seeds < 2:
             return None
         d = next(d for d in self.dimensions if d.name == name)
@@ -86,12 +86,12 @@ class Prepared:
 
 
 def prepare(tuning: Tuning, out: Path, *, accept_changes: bool = False, writes: bool = True) -> Prepared:
-    """Refuse everything that can be refused before a run."""
+    """Check the settings as far as that is possible before a run."""
     dimensions, shapes = tuning.dimensions, tuning.shapes
     if not dimensions[0].ordered:
         raise UserError(
-            f"{dimensions[0].name} has no order, so that its optimum cannot be bracketed",
-            fix="put a number first, such as lr; words can be searched beside it",
+            f"{dimensions[0].name} is searched first, but its values have no order",
+            fix="put a numeric dimension first, such as lr=2^-10..2^-5; words can be searched beside it",
         )
     if len(dimensions) > 1 and tuning.search == "bracket":
         raise UserError(
@@ -99,7 +99,10 @@ def prepare(tuning: Tuning, out: Path, *, accept_changes: bool = False, writes: 
             fix="search by auto, tpe, gp or random, or give one dimension",
         )
     if len(dimensions) == 1 and tuning.search not in ("auto", "bracket"):
-        raise UserError(f"search={tuning.search!r} is for several dimensions", fix="leave it out: one is bracketed")
+        raise UserError(
+            f"search={tuning.search!r} is for several dimensions",
+            fix="leave search out: a single dimension is bracketed",
+        )
     if tuning.factory:
         load_factory(tuning.factory)
     subject = tuning.subject()
@@ -109,14 +112,14 @@ def prepare(tuning: Tuning, out: Path, *, accept_changes: bool = False, writes: 
     record = record_path(tuning, out)
     accepted, notes = earlier_runs(record, subject.scripts, store, accept_changes=accept_changes)
     if tuning.command and not subject.scripts:
-        notes.append("No word of the command is a file here: a change of your script is not noticed.")
+        notes.append("The command names no script in this folder, so a change of your script will not be noticed.")
     if tuning.command and tuning.rules != Tuning.rules and "rules" not in Template(tuning.command).names:
         notes.append(f"The command never uses {{rules}}: your script must apply {tuning.rules} by itself.")
     return Prepared(tuning, subject, dimensions, store, record, tuple(notes), accepted)
 
 
 def existing_folder(out: Path) -> Path:
-    """Refuse a place that cannot be a folder. It need not be there yet."""
+    """Refuse a file in the place of the folder. The folder need not exist yet."""
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file, not a folder", fix="choose another folder for out")
     return out
@@ -125,16 +128,16 @@ def existing_folder(out: Path) -> Path:
 def earlier_runs(
     record: Path, scripts: Hashes, store: Store, *, accept_changes: bool
 ) -> tuple[tuple[Hashes, ...], list[str]]:
-    """The other versions of the scripts whose runs still count, and what to say about them."""
+    """The earlier versions of the scripts whose runs still count, and notes about them for the user."""
     old = read_record(record)
     versions = old.before(scripts) if old is not None else ()
     runs = {name for v in versions for name in v.runs}
     if not runs or not (made := len(store.results(map(Known, runs)))):
         return (), []
     names = sorted({name for v in versions for name in changed(v.scripts, scripts)})
-    what = f"{', '.join(names)} changed since {made} runs were made"
+    what = f"{', '.join(names)} changed since {made} runs were done"
     if not accept_changes:
-        return (), [f"{what}: they are made again. accept_changes lets the old ones count."]
+        return (), [f"{what}, so they will be run again. With accept_changes the old runs count."]
     return tuple(v.scripts for v in versions), [f"{what}. Those runs still count, as you asked."]
 
 

@@ -1,12 +1,12 @@
 """Where a run's loss is: in a JSON, JSONL or CSV file, in its output, or in TensorBoard's files.
 
-    {folder}/metrics.jsonl:val_loss         the key of every record; a dot leads inside
-    {folder}/result.json:eval.loss
+    {folder}/metrics.jsonl:val_loss         the key in every record
+    {folder}/result.json:eval.loss          a dot separates nested keys
     {folder}/log.csv:val_loss
     output:val loss (\\S+)                   a regular expression on what the run prints; one group is the loss
     tensorboard:{folder}:val/loss           a scalar's tag
 
-A loss of NaN or infinity means that the run diverged. A loss that is not there, or is no number, is an error.
+A loss of NaN or infinity means that the run diverged. A loss that is missing or not a number is an error.
 """
 
 import csv
@@ -60,10 +60,10 @@ class Source:
         place, colon, tag = rest.partition(":")
         if word == "tensorboard" and place and colon and tag:
             return Source("tensorboard", place, tag)
-        raise UserError(f"loss={text!r}: this names no place of a loss", fix=EXAMPLE)
+        raise UserError(f"loss={text!r} does not say where the loss is", fix=EXAMPLE)
 
     def check(self, known: Mapping[str, Value] | frozenset[str]) -> None:
-        """Refuse an unknown name, and a place that all runs would share."""
+        """Refuse unknown names, and a file that all runs would share."""
         names = placeholders(self.place)
         for name in names:
             if name not in known:
@@ -78,9 +78,9 @@ class Source:
         return self if self.kind == "output" else Source(self.kind, fill(self.place, values), self.key)
 
     def read(self, output: Path, *, final: bool) -> list[Reading]:
-        """The losses so far. `output` is the folder of what the run printed.
+        """The losses so far. `output` is the folder with what the run printed.
 
-        `final`: the run has ended well, so that nothing to read is an error.
+        With `final`, the run has ended without an error, so a missing loss is an error.
         """
         try:
             entries = list(READERS[self.kind](self, output, final))
@@ -89,7 +89,7 @@ class Source:
                 what = (
                     f"the last {self.key!r} in {self.place} is null: the run diverged, or did not evaluate at its end"
                 )
-                raise TaskError(f"{what}; write NaN, or leave records without a loss out")
+                raise TaskError(f"{what}; write NaN if it diverged, and leave out records without a loss")
         except FileNotFoundError:
             readings = []
         except OSError as error:
@@ -173,7 +173,7 @@ def _jsonl(source: Source, output: Path, final: bool) -> Found:
 
 
 def inside(content: object, key: str) -> Iterator[tuple[float | None, object]]:
-    """(step, value) of every record that has the key; a dot leads into a record or a list of records."""
+    """(step, value) of every record that has the key. A dot separates nested keys; lists are searched too."""
     if isinstance(content, list):
         for item in content:
             yield from inside(item, key)
@@ -218,7 +218,7 @@ def _output(source: Source, output: Path, final: bool) -> Found:
             continue
         after = match.string[match.end(group) : match.end(group) + 1]
         if match[group][-1:].isdigit() and (after.isdigit() or after in ("e", "E")):
-            raise TaskError(f"{source.key!r} stops inside of a number ({match[0]}{after}…): write (\\S+) for the loss")
+            raise TaskError(f"{source.key!r} stops inside a number ({match[0]}{after}…): write (\\S+) for the loss")
         yield (i if step is None else step), match[group].rstrip(".,;:)]}")
 
 
@@ -239,7 +239,7 @@ READERS = {"json": _json, "jsonl": _jsonl, "csv": _csv, "output": _output, "tens
 
 
 def known_keys(source: Source) -> list[str]:
-    """What the file has instead, for an error message."""
+    """The keys that the file has, for an error message."""
     try:
         if source.kind == "csv":
             return list(csv.DictReader(io.StringIO(_text(source.place))).fieldnames or ())

@@ -1,7 +1,7 @@
-"""What is remembered of a tuning between two calls: the versions of its scripts, and which runs each was asked for.
+"""What is remembered of a tuning between two calls: the versions of its scripts, and the runs of each version.
 
-A file per tuning in `tunings`, beside the store. Losing it loses no run: it serves `tune status` and the flag that
-accepts a changed script.
+It is one file per tuning in `tunings`, beside the store. It serves `tune_status` and the argument `accept_changes`. If
+it is lost, no run is lost.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ NAME = re.compile(r"[\w-]{1,64}")  # of a run
 
 @dataclass(frozen=True)
 class Version:
-    """The scripts as they were, and the runs that were asked for then."""
+    """A version of the scripts, and the runs that were asked for with it."""
 
     scripts: Hashes
     runs: tuple[str, ...]
@@ -45,13 +45,13 @@ class Record:
 
 @dataclass(frozen=True)
 class Known:
-    """A task of which only the name is known."""
+    """A task whose id alone is known."""
 
     id: str
 
 
 def record_path(tuning: Tuning, out: Path) -> Path:
-    """Named by everything but the scripts, and by nothing that changes how a search is made."""
+    """The name is a hash of the settings, without those that only change how the search is done."""
     content = plain(replace(tuning, seeds=1, most_seeds=1, proxies=[], trials=0, factory="", space={}))
     content["space"] = sorted(tuning.space)
     name = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
@@ -59,7 +59,7 @@ def record_path(tuning: Tuning, out: Path) -> Path:
 
 
 def read_record(path: Path) -> Record | None:
-    """None if there is none. A damaged one is as good as none: it is only a record."""
+    """The record of a tuning; None if there is none, or if it is damaged."""
     if not path.exists():
         return None
     try:
@@ -71,7 +71,7 @@ def read_record(path: Path) -> Record | None:
 
 
 def write_record(path: Path, title: str, scripts: Hashes, runs: Iterable[str]) -> None:
-    """While a tuning runs, `runs` are those that it may ask for; afterwards those that it asked for."""
+    """Write the newest version. During a tuning, `runs` are all that it may ask for; afterwards those it asked for."""
     old = read_record(path)
     earlier = [v for v in old.versions if v.scripts != scripts] if old is not None else []
     now = Version(scripts, tuple(dict.fromkeys(runs)))
@@ -86,7 +86,7 @@ def changed(old: Hashes, new: Hashes) -> list[str]:
 
 
 def all_counts(out: Path, store: Store) -> list[tuple[str, Counts]]:
-    """Every tuning's title and how far it is, with its scripts as they were last."""
+    """The title and the progress of every tuning, for the newest version of its scripts."""
     counts = []
     for path in sorted((out / FOLDER).glob("*.json")):
         record = read_record(path)

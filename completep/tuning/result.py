@@ -1,4 +1,4 @@
-"""What a tuning, its plan and its status say."""
+"""The results of `tune`, `tune_plan` and `tune_status`."""
 
 import math
 import shlex
@@ -34,7 +34,7 @@ class Best:
     """The best value of one hyperparameter at the base."""
 
     value: Value
-    low: float | None = None  # the 90 % interval; None where there is none, or where it is open
+    low: float | None = None  # 90 % interval; None if there is none, or if this side is open
     high: float | None = None
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class Tuned(Result):
     runs: pl.DataFrame  # a row per run
     scripts: Mapping[str, str]  # name → sha256
     conducted: Conducted
-    fitness: str  # whether the base is fit to tune at
+    fitness: str  # a sentence: is the base fit to tune at?
     command: tuple[str, ...]  # continues or repeats this tuning
     run: Run | None = None  # the reference decoder's tuned run
     notes: tuple[str, ...] = ()
@@ -196,12 +196,12 @@ def advice(word: Word, name: str) -> str:
             "wider), or search the init std too: it decides how far the base is from the limit of large depth. "
             "With a factory, this is measured."
         )
-    return "The verdict is open. What to add is said above; the same command with it reuses every run that is done."
+    return "The verdict is open. The text above says what to add; the same command then reuses every run that is done."
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TunePlan(Result):
-    """What a tuning would run, said before anything runs."""
+    """What a tuning would run."""
 
     tuning: Tuning
     title: str
@@ -213,7 +213,7 @@ class TunePlan(Result):
     scripts: Mapping[str, str]
     notes: tuple[str, ...]
     words: tuple[str, ...]  # of one run, as an example
-    foreseen: str = ""  # what the noise of the runs so far asks for
+    foreseen: str = ""  # what the noise of the runs so far requires
     engine: str = ""  # what the engine would submit
 
     slug = "plan"
@@ -243,7 +243,7 @@ class TunePlan(Result):
             return f"One seed never gives a PASS: use 3 seeds, which run the best value and its neighbours at {shapes}."
         more = "" if self.tuning.seeds > 2 else " Two seeds give wide intervals: 3 decide more often."
         most = max(self.tuning.seeds, self.tuning.most_seeds)
-        noisy = " If the noise asks for more, one more value on either side is run"
+        noisy = " If the noise requires more, one more value on either side is run"
         noisy += f", with up to {most} seeds." if most > self.tuning.seeds else "."
         each = " in every dimension" if len(self.tuning.dimensions) > 1 else ""
         begin = f"For a PASS: {self.tuning.seeds} seeds of the best value and its neighbours{each} at {shapes}."
@@ -252,7 +252,7 @@ class TunePlan(Result):
     def document(self) -> Document:
         done = self.counts.done + self.counts.diverged
         already = f" {done} runs are done already." if done else ""
-        wait = "" if self.seconds is not None else " How long it takes is known after the first run."
+        wait = "" if self.seconds is not None else " The time is known after the first run."
         parts: list[Part] = [
             Text(self.sentence() + already + wait),
             Text(self.needed_for_pass()),
@@ -284,7 +284,7 @@ class TuneStatus(Result):
 
     def document(self) -> Document:
         if not self.tunings:
-            return Document("Tunings", (Text(f"there is no tuning in {self.root} yet"),))
+            return Document("Tunings", (Text(f"There is no tuning in {self.root} yet."),))
         return Document("Tunings", (Table.of(f"Tunings in {self.root}", self._rows()),))
 
     def _rows(self) -> list[dict[str, Cell]]:
@@ -296,12 +296,12 @@ class TuneStatus(Result):
 
 
 def on_values(t: Transfer, d: Dimension) -> Transfer:
-    """With values instead of places."""
+    """The same transfer, with values instead of places."""
     return replace(t, best=d.at(t.best), shapes=tuple(replace(s, optimum=d.at(s.optimum)) for s in t.shapes))
 
 
 def best_of(dimension: Dimension, transfer: Transfer | ChoiceTransfer) -> Best:
-    """A dimension's optimum at the base, back from its place to its value."""
+    """The optimum of a dimension at the base, as a value."""
     if isinstance(transfer, ChoiceTransfer):
         return Best(transfer.best)
     interval = transfer.best_interval

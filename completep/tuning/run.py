@@ -25,11 +25,11 @@ from completep.tuning.precision import Design
 from completep.tuning.prepare import Prepared, existing_folder, frame_of, prepare
 from completep.tuning.record import Known, all_counts, read_record, write_record
 from completep.tuning.result import Tuned, TunePlan, TuneStatus, best_of, judged_frame, line_of
-from completep.tuning.runs import Command
 from completep.tuning.search import Staged, expected_runs
 from completep.tuning.settings import Tuning, described, make_tuning, names_toml, read_tuning
 from completep.tuning.space import Dimension
 from completep.tuning.subject import DecoderSubject
+from completep.tuning.tasks import Command
 
 Place = Path | str
 
@@ -60,7 +60,7 @@ def tune(
 ) -> Tuned:
     """Find the best values at a small base, and verify at larger proxies that they stay the best.
 
-    Every run is made once: the same call continues after an interruption and reuses what is done.
+    Every run is done once: after an interruption, the same call continues and reuses what is done.
 
     Args:
         train: a command template such as "python train.py --lr {lr} --seed {seed} --out {folder}", a function
@@ -69,22 +69,22 @@ def tune(
         loss: for a command: where the loss is, such as "{folder}/metrics.jsonl:val_loss".
         base: width and depth to tune at, by default 64 and 2.
         proxies: larger shapes at which the optimum is verified; by default four times the base's depth.
-        seeds: number of seeds near the optimum, by default 3. One never gives a PASS.
-        most_seeds: how many there may be if the noise asks for more, by default 8.
+        seeds: number of seeds near the optimum; by default 3. One seed never gives a PASS.
+        most_seeds: largest number of seeds, if the noise requires more; by default 8.
         rules: the parameterization that your script applies, by default "completep"; {rules} passes it on.
         model: "gpt" tunes the reference decoder.
-        constants: further names for the template, the function or the decoder, such as {"steps": 1000}.
-        settings: any other key of the TOML file, such as {"take": "min"}.
+        constants: values that all runs share, for the template, the function or the decoder: {"steps": 1000}.
+        settings: any key of the TOML file, such as {"take": "min"}.
         engine: this machine, a Ray cluster or a SLURM cluster, whose nodes share the folder.
-        workers: runs at a time; by default one per core, or one per GPU; with SLURM 4.
-        per_gpu: runs that share a GPU, for small ones.
-        address: of a Ray cluster; by default one is started here.
+        workers: runs at a time; by default one per core or GPU, and 4 with SLURM.
+        per_gpu: number of runs that share a GPU, if they are small.
+        address: address of a Ray cluster; by default a cluster is started on this machine.
         slurm: options of the array job, such as {"partition": "gpu", "time": "2:00:00", "setup": "module load cuda"}.
-        accept_changes: runs that were made before a script changed still count.
-        out: runs are kept in the folder `store` here.
-        watch: sees the runs as they start and end.
-        on_plan: sees what would run, before anything runs.
-        tell: is told what the noise asks for, when it is known.
+        accept_changes: let runs count that were done before a script changed.
+        out: folder for the runs, which are kept in `store` here.
+        watch: is told of runs as they start and end.
+        on_plan: is called with the plan, before anything runs.
+        tell: is called with a line about the noise and the seeds that it requires, once that is known.
     """
     given = {
         "space": None if space is None else as_space(space), "loss": loss, "seeds": seeds, "most_seeds": most_seeds,
@@ -108,7 +108,7 @@ def tune(
 def run_prepared(
     prepared: Prepared, command: tuple[str, ...], watch: Watcher, backend: Backend, tell: Callable[[str], None]
 ) -> Tuned:
-    """The search over several dimensions, if there are; then the stages along every one."""
+    """Search the space if it has several dimensions, then run the stages along each dimension."""
     tuning, store = prepared.tuning, prepared.store
 
     def remember(*groups: Sequence[Trial]) -> None:
@@ -134,7 +134,7 @@ def run_prepared(
 
 
 def joined(one: Conducted, two: Conducted) -> Conducted:
-    """Both searches as one."""
+    """The trials and counts of both searches together."""
     trials = {(t.task.id, *t.point.items()): t for t in (*one.trials, *two.trials)}
     planned = len(distinct(one.trials)) + two.planned
     return Conducted(tuple(trials.values()), (*one.failed, *two.failed), planned, one.present + two.present)
@@ -159,7 +159,7 @@ def conclude(prepared: Prepared, conducted: Conducted, strategy: Staged, command
 def judge(
     runs: pl.DataFrame, dimensions: Sequence[Dimension], point: Mapping[str, Value], tuning: Tuning
 ) -> tuple[Transfer | ChoiceTransfer, ...]:
-    """A verdict per dimension. Those with a bowl are judged together, which corrects for their number."""
+    """A verdict per dimension. All dimensions with a bowl are judged in one call, which corrects for their number."""
     base = tuning.base_shape
     bowls = [d for d in dimensions if d.bracketed]
     lines = [
@@ -179,7 +179,7 @@ def axis_of(d: Dimension) -> Places:
 
 
 def fitness(tuning: Tuning, values: Mapping[str, Value], run: Run | None) -> str:
-    """ρ and L* of the base, where there is a model to measure them on."""
+    """A sentence on ρ and L* of the base; empty if there is no model to measure them on."""
     if run is None and not tuning.factory:
         return ""
     from completep.measure.check import GPT  # these import torch, which takes seconds
@@ -236,7 +236,7 @@ def plan_of(prepared: Prepared, workers: int | None) -> TunePlan:
 
 
 def foreseen(prepared: Prepared, trials: Sequence[Trial]) -> str:
-    """What the noise of the runs that are done asks for, of one dimension; empty where it is not known yet."""
+    """What the noise of the runs so far requires, with one dimension; empty if it is not known yet."""
     d = prepared.dimensions[0]
     if len(prepared.dimensions) > 1 or not d.bracketed:
         return ""
@@ -247,7 +247,7 @@ def foreseen(prepared: Prepared, trials: Sequence[Trial]) -> str:
 
 
 def seconds_left(prepared: Prepared, trials: Sequence[Trial], runs: int, workers: int) -> float | None:
-    """From the pace of the runs that are done; None if there is none."""
+    """An estimate from the pace of the runs that are done; None if none is done."""
     results = prepared.store.results(distinct(trials))
     timed = [(t, float(r.get("seconds") or 0)) for t in trials if (r := results.get(t.task.id))]
     cost, seconds = sum(t.task.cost for t, _ in timed), sum(s for _, s in timed)

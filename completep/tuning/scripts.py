@@ -1,8 +1,8 @@
-"""What a command runs, by content: scripts and configurations among its words, and what a Python script imports from
-its own folder, from the working directory (`python -m`) or from a folder there that PYTHONPATH names.
+"""The hashes of the files that a command runs. They are part of a run's identity: a changed script is another run.
 
-Other files, such as data or a log, count only if they are named as sources. A run's identity holds these hashes, so
-that a changed script is another run.
+These are the scripts and configurations among the words of the command, and what a Python script imports: from its own
+folder, from the working directory (`python -m`), or from a folder in the working directory that PYTHONPATH names. Other
+files, such as data, count only if they are given as sources.
 """
 
 import ast
@@ -18,8 +18,8 @@ from completep.tuning.template import PLACE, placeholders
 
 Hashes = tuple[tuple[str, str], ...]  # (name, sha256), sorted
 SUFFIXES = (".py", ".sh", ".bash", ".yaml", ".yml", ".toml", ".json", ".cfg", ".ini", ".conf", ".gin")
-WHOLE = 2**28  # bytes: larger files are known by their size, their first and their last MiB
-MOST_FILES = 500  # that one script imports
+WHOLE = 2**28  # bytes; of a larger file, only the size, the first and the last MiB are hashed
+MOST_FILES = 500  # imported by one script
 
 
 def find_scripts(words: Sequence[str], folder: Path, more: Sequence[str] = ()) -> Hashes:
@@ -43,9 +43,9 @@ def _name(path: Path, folder: Path) -> str:
 
 
 def _files(folder: Path, word: str, *, first: bool) -> list[Path]:
-    """The scripts and configurations that a word names: FILE, KEY=FILE, or configs/{width}.yaml, which are several."""
+    """The scripts and configurations that a word names: FILE, KEY=FILE, or several, as in configs/{width}.yaml."""
     if first and os.sep not in word:
-        return []  # a program on the PATH is not a part of the script
+        return []  # a program on the PATH, not a script of the user
     texts = (word, word.partition("=")[2]) if "=" in word else (word,)
     return [path for text in texts if text for path in _matching(folder, text) if _is_script(path)]
 
@@ -74,7 +74,7 @@ def _is_script(path: Path) -> bool:
 
 
 def _modules(folder: Path, name: str) -> list[Path]:
-    """What `python -m a.b` runs: the packages on the way, and the module or its __main__."""
+    """The files that `python -m a.b` runs: a/__init__.py, and a/b.py or a/b/__main__.py."""
     parts = name.split(".")
     packages = [folder.joinpath(*parts[: i + 1], "__init__.py") for i in range(len(parts))]
     place = folder.joinpath(*parts)
@@ -83,16 +83,14 @@ def _modules(folder: Path, name: str) -> list[Path]:
 
 
 def _python_path(folder: Path) -> list[Path]:
-    """Folders of PYTHONPATH that belong to the working directory: what is installed elsewhere does not count."""
+    """Folders of PYTHONPATH inside the working directory. Packages installed elsewhere do not count."""
     given = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     places = [Path(os.path.realpath(folder / entry)) for entry in given]  # Path.resolve raises on a loop of links
     return [place for place in places if place.is_relative_to(folder.resolve())]
 
 
 def local_imports(script: Path, roots: Sequence[Path]) -> set[Path]:
-    """Python files that a script imports from these folders, and that those import; found in the source, without
-    running anything.
-    """
+    """The Python files that a script imports from these folders, directly or not. The source is parsed, not run."""
     imported: set[Path] = set()
     todo = [script]
     while todo and len(imported) < MOST_FILES:
@@ -124,7 +122,7 @@ def _imported(file: Path, roots: Sequence[Path]) -> Iterator[Path]:
 
 
 def _absolute(roots: Sequence[Path], names: Sequence[str]) -> Iterator[Path]:
-    """Every package on the way to a module, from the first folder that has its first part."""
+    """The files of a module and of the packages above it, from the first folder that has its top package."""
     for name in names:
         parts = name.split(".")
         root = next((r for r in roots if _place(r, parts[0]) or (r / parts[0]).is_dir()), None)

@@ -1,24 +1,25 @@
 """Which runs a tuning makes, in four stages.
 
-1. At the base: walk to the minimum. One dimension with one seed; of several, a search (explore.py) has found the point.
-2. At the base, with all seeds: the best value and its neighbours, in every dimension in turn, the others at their best.
-   If the mean over seeds moves the minimum, walk on.
-3. At every larger proxy, with all seeds: the base's best value and its neighbours, in every dimension. Where it has
-   drifted, walk on.
-4. After stage 2 and after stage 3: as many more values and seeds as the noise asks for (precision.py), whatever the
-   verdict would be so far.
+1. At the base, with one seed: walk to the minimum. With several dimensions, explore.py has found the best point before.
+2. At the base, with all seeds: run the best value and its neighbours, one dimension after the other, with the other
+   dimensions at their best. If the mean over seeds has its minimum elsewhere, walk on.
+3. At every larger proxy, with all seeds: run the base's best value and its neighbours, in every dimension. If the
+   minimum has drifted, walk on.
+4. After stage 2 and again after stage 3: run as many more values and seeds as the noise requires (precision.py). The
+   verdict so far does not matter for this.
 
-A dimension of words, or of two values, has no neighbours: all its values are run.
+A dimension of words or of two values has no neighbours: all of its values are run.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from completep.config import Shape
 from completep.errors import UserError
-from completep.sweep.search import Bracketing, Losses, Runner, next_values
+from completep.sweep.search import Bracketing, Runner, next_values
 from completep.sweep.task import Task, Trial, Value
+from completep.tuning.ignored import refuse_ignored, refuse_ignored_seeds, refuse_ignored_shapes
 from completep.tuning.precision import WIDEST, Advice, Design
 from completep.tuning.space import Dimension
 from completep.tuning.stopping import StopsEarly
@@ -26,18 +27,14 @@ from completep.tuning.stopping import StopsEarly
 PASSES = 3  # over all dimensions at the base, until none moves
 
 
-def shape_of(trial: Trial) -> Shape:
-    return Shape(trial.point.whole("width"), trial.point.whole("depth"))
-
-
 def no_advice(name: str, trials: Sequence[Trial], first: Design) -> Advice | None:
-    """Nothing more is run."""
+    """The noise requires nothing more."""
     return None
 
 
 @dataclass
 class Staged:
-    """A `Strategy` for `conduct` that makes its own trials. A trial's point has the places of values."""
+    """A `Strategy` for `conduct` that makes its own trials. The point of a trial holds the places of its values."""
 
     dimensions: Sequence[Dimension]
     shapes: Sequence[Shape]  # the base first
@@ -45,7 +42,7 @@ class Staged:
     trial: Callable[[Shape, Mapping[str, Value], int], Trial]  # of a shape, values and a seed
     point: dict[str, Value] = field(default_factory=dict)  # where a search has ended; empty with one dimension
     stop_early: bool = True
-    # From the runs of one dimension: what their noise asks for.
+    # What the noise of one dimension's runs requires.
     advise: Callable[[str, Sequence[Trial], Design], Advice | None] = no_advice
     tell: Callable[[str], None] = lambda line: None
     done: list[Trial] = field(default_factory=list)
@@ -69,7 +66,7 @@ class Staged:
         return self.done, list({task.id: task for task in self.failed}.values())
 
     def _find(self, engine: Runner) -> None:
-        """The minimum of one dimension at the base, with one seed."""
+        """Find the minimum of one dimension at the base, with one seed."""
         (d,) = self.dimensions
         self.point = {d.name: d.values[len(d.values) // 2]}
         first = StopsEarly(engine) if self.stop_early else engine
@@ -84,11 +81,11 @@ class Staged:
                 self.point[d.name] = self._walk(engine, d, self.shapes[0])
             if self.point == before or len(self.dimensions) == 1:
                 return
-        for d in self.dimensions:  # it goes on moving: the curves at the last point are needed all the same
+        for d in self.dimensions:  # the point still moves, but the curves at the last point are needed anyway
             self._walk(engine, d, self.shapes[0])
 
     def _walk(self, engine: Runner, d: Dimension, shape: Shape, seeds: range | None = None) -> Value:
-        """Along one dimension, from the point on; its best value."""
+        """Walk along one dimension, starting at the point. Returns the best value."""
         trials = self.line(d, shape, range(self.designs[d.name].seeds) if seeds is None else seeds)
         if not d.bracketed:
             return self._all(engine, d, trials)
@@ -111,11 +108,11 @@ class Staged:
         refuse_ignored_seeds(engine, trials)
 
     def line(self, d: Dimension, shape: Shape, seeds: range) -> list[Trial]:
-        """Every trial along one dimension, with the others at the point."""
+        """Every trial along one dimension, with the other dimensions at the point."""
         return [self.trial(shape, {**self.point, d.name: v}, seed) for v in d.values for seed in seeds]
 
     def _refine(self, engine: Runner, shapes: Sequence[Shape]) -> None:
-        """Run what the noise of these shapes asks for."""
+        """Run what the noise at these shapes requires."""
         for d in self.dimensions:
             if not d.bracketed:
                 continue
@@ -134,12 +131,12 @@ class Staged:
                     self.point[d.name] = best
 
     def _known(self, d: Dimension, shape: Shape) -> list[Trial]:
-        """The trials on a line that this search has run."""
+        """The trials along one dimension that this search has run."""
         asked = {t.task.id for t in self.done}
         return [t for t in self.line(d, shape, range(self.designs[d.name].seeds)) if t.task.id in asked]
 
     def _widen(self, engine: Runner, d: Dimension, shape: Shape) -> Value:
-        """With as many seeds as the design has, and as many values on either side of the best; the best value."""
+        """Run the seeds of the design, for its values on either side of the best one. Returns the best value."""
         design = self.designs[d.name]
         best = self._walk(engine, d, shape)
         i = d.values.index(best)
@@ -159,7 +156,7 @@ class Staged:
 
 
 def mean_losses(engine: Runner, trials: Sequence[Trial], d: Dimension) -> dict[float, float]:
-    """By place: the mean over seeds, infinite where one diverged or failed."""
+    """Place → the mean over seeds, infinite if one of them diverged or failed."""
     results = engine.store.results(t.task for t in trials)
     losses: dict[float, list[float]] = {}
     for t in trials:
@@ -169,65 +166,14 @@ def mean_losses(engine: Runner, trials: Sequence[Trial], d: Dimension) -> dict[f
     return {place: sum(several) / len(several) for place, several in losses.items()}
 
 
-def refuse_ignored(d: Dimension, losses: Losses) -> None:
-    """A script that ignores its argument gives the same loss for every value."""
-    finite = {place: loss for place, loss in losses.items() if math.isfinite(loss)}
-    if len(finite) > 1 and len(set(finite.values())) == 1:
-        refuse_argument(d, [d.near(place) for place in sorted(finite)], next(iter(finite.values())))
-
-
-def refuse_argument(d: Dimension, values: Sequence[Value], loss: float) -> None:
-    shown = " and ".join(d.show(v) for v in values[:2])
-    raise UserError(
-        f"the script seems to ignore {d.name}: with {d.name} = {shown} the loss is {loss!r}",
-        fix=f"check that the command passes {{{d.name}}} on, and that the script uses it",
-    )
-
-
-def refuse_ignored_seeds(engine: Runner, trials: Iterable[Trial]) -> None:
-    """Two seeds with the same loss at every point: the script does not use its seed."""
-    results = engine.store.results(t.task for t in trials)
-    points: dict[object, dict[Value, float]] = {}
-    for trial in trials:
-        loss = trial.task.loss(results.get(trial.task.id, {}))
-        if loss is not None:
-            key = tuple((k, v) for k, v in trial.point.items() if k != "seed")
-            points.setdefault(key, {})[trial.point["seed"]] = loss
-    several = [losses for losses in points.values() if len(losses) > 1]
-    if several and all(len(set(losses.values())) == 1 for losses in several):
-        seeds, loss = ", ".join(map(str, several[0])), next(iter(several[0].values()))
-        raise UserError(
-            f"the script seems to ignore the seed: seeds {seeds} give the same loss {loss!r}",
-            fix="let the seed set the initial weights and the order of the data; or use one seed",
-        )
-
-
-def refuse_ignored_shapes(engine: Runner, trials: Iterable[Trial]) -> None:
-    """Two shapes with the same loss for every value and seed: the script does not use width and depth."""
-    results = engine.store.results(t.task for t in trials)
-    points: dict[object, dict[Shape, float]] = {}
-    for trial in trials:
-        loss = trial.task.loss(results.get(trial.task.id, {}))
-        if loss is not None and math.isfinite(loss):
-            key = tuple((k, v) for k, v in trial.point.items() if k not in ("width", "depth"))
-            points.setdefault(key, {})[shape_of(trial)] = loss
-    several = [losses for losses in points.values() if len(losses) > 1]
-    if len(several) > 1 and all(len(set(losses.values())) == 1 for losses in several):
-        shapes = " and ".join(f"{s.width} × {s.depth}" for s in several[0])
-        raise UserError(
-            f"the script seems to ignore its shape: {shapes} give the same loss {next(iter(several[0].values()))!r}",
-            fix="check that the command passes {width} and {depth} on, and that the script builds such a model",
-        )
-
-
 @dataclass(frozen=True)
 class Expected:
-    """How many runs the stages are likely to need, if the optimum transfers and the noise asks for no more."""
+    """The number of runs that the stages are likely to need, if the optimum transfers and the noise is small."""
 
-    base: float  # of one dimension, with one seed
-    seeds: float  # more at the base
-    proxies: float
-    most: int
+    base: float  # to find the optimum of one dimension with one seed
+    seeds: float  # for the other seeds at the base
+    proxies: float  # at all proxies
+    most: int  # if every value and the largest number of seeds are needed
 
     @property
     def runs(self) -> int:
@@ -235,12 +181,13 @@ class Expected:
 
 
 def expected_runs(dimensions: Sequence[Dimension], seeds: int, most_seeds: int, proxies: int) -> Expected:
-    """The mean over all places where the optimum may lie."""
+    """The mean over all values that could be the optimum."""
     counts = [len(d.values) for d in dimensions]
     beside = [mean_beside(len(d.values)) if d.bracketed else len(d.values) for d in dimensions]
     at_shape = (1 + sum(b - 1 for b in beside)) * seeds  # all lines share the best point
     walked = mean_walk(counts[0]) if len(dimensions) == 1 else 0.0
-    here = at_shape - beside[0] if len(dimensions) == 1 else at_shape - seeds  # the walk, or the search, has some
+    # Some of these are done already, by the walk or by the search.
+    here = at_shape - beside[0] if len(dimensions) == 1 else at_shape - seeds
     wide = [min(2 * WIDEST + 1, n) if d.bracketed else 0 for n, d in zip(counts, dimensions, strict=True)]
     more = max(0, most_seeds - seeds) if seeds > 1 else 0
     most = sum(n * seeds + w * more for n, w in zip(counts, wide, strict=True)) * (1 + proxies)
@@ -248,7 +195,7 @@ def expected_runs(dimensions: Sequence[Dimension], seeds: int, most_seeds: int, 
 
 
 def mean_walk(values: int) -> float:
-    """Runs of a walk from the middle."""
+    """The mean number of runs of a walk that starts in the middle."""
     axis = [float(i) for i in range(values)]
     total = 0
     for optimum in axis:
@@ -260,6 +207,6 @@ def mean_walk(values: int) -> float:
 
 
 def mean_beside(values: int) -> float:
-    """A value and its neighbours."""
+    """The mean size of a value with its neighbours."""
     axis = [float(i) for i in range(values)]
     return sum(len(next_values(axis, {}, optimum)) for optimum in axis) / values

@@ -1,4 +1,4 @@
-"""All that a tuning is told, as one frozen dataclass: from the command line, from Python, or from one TOML file."""
+"""All settings of a tuning, as one frozen dataclass. They come from the command line, from Python or from TOML."""
 
 import difflib
 import re
@@ -28,7 +28,7 @@ FIX = "`completep tune --init FILE` writes one with all settings"
 
 @dataclass(frozen=True)
 class Tuning:
-    """What to tune, over which space, at which shapes. The keys of the TOML file."""
+    """What to tune, over which space, at which shapes. The fields are the keys of the TOML file."""
 
     command: str = ""  # a template
     function: str = ""  # file.py:train
@@ -41,29 +41,29 @@ class Tuning:
     base: list[int] = field(default_factory=lambda: [64, 2])
     proxies: list[list[int]] = field(default_factory=list)  # by default four times the base's depth
     seeds: int = 3
-    most_seeds: int = 8  # if the noise asks for more than `seeds`
+    most_seeds: int = 8  # if the noise requires more than `seeds`
     rules: str = "completep"
     search: str = "auto"
-    trials: int = 0  # with more than one dimension: runs of the search; 0: chosen by their number
-    stop_early: bool = True  # end hopeless runs of the search with one seed, where the script reports on the way
-    sources: list[str] = field(default_factory=list)  # more files whose change makes another run
+    trials: int = 0  # with several dimensions: runs of the search; 0: ten per dimension
+    stop_early: bool = True  # stop hopeless runs of the first search, if the loss is reported during training
+    sources: list[str] = field(default_factory=list)  # further files that a run depends on
     resumes: bool = False
     ranks: int = 1
-    factory: str = ""  # file.py:model, to measure whether the base is fit
+    factory: str = ""  # file.py:model, to measure whether the base is fit to tune at
 
     def __post_init__(self) -> None:
         given = [name for name in ("command", "function", "model") if getattr(self, name)]
         if len(given) != 1:
             what = f"{' and '.join(given)} are given" if given else "there is nothing to tune"
-            raise UserError(what, fix="give a command, a function (file.py:train) or model=gpt: one of them")
+            raise UserError(what, fix="give one of a command, a function (file.py:train) and model=gpt")
         if self.model and self.model != GPT:
             raise UserError(f"model={self.model!r} is not known", fix="use gpt; for your own model, give a command")
         if self.command and not self.loss:
-            raise UserError("no loss is given: where does a run leave it?", fix=f"give loss: {LOSS_EXAMPLE}")
+            raise UserError("loss is not given: where does the command leave its loss?", fix=f"as loss, {LOSS_EXAMPLE}")
         if self.loss and not self.command:
-            raise UserError(f"loss={self.loss!r} is for commands", fix="leave it out: the loss is known here")
+            raise UserError(f"loss={self.loss!r} is only for commands", fix="leave loss out")
         if self.run and not self.model:
-            raise UserError(f"run={self.run!r} is for model=gpt", fix="leave it out")
+            raise UserError(f"run={self.run!r} is only for model=gpt", fix="leave run out")
         choice("take", self.take, get_args(Take))
         choice("search", self.search, ("auto", "bracket", "tpe", "gp", "random"))
         whole("seeds", self.seeds)
@@ -88,7 +88,7 @@ class Tuning:
             if proxy.width < base.width or proxy.depth < base.depth or proxy == base:
                 raise UserError(
                     f"the proxy {proxy.width} × {proxy.depth} is not larger than the base {base.width} × {base.depth}",
-                    fix=f"for instance {base.width}x{4 * base.depth} or {2 * base.width}x{2 * base.depth}",
+                    fix=f"use a proxy like {base.width}x{4 * base.depth} or {2 * base.width}x{2 * base.depth}",
                 )
         return (base, *dict.fromkeys(proxies))
 
@@ -138,7 +138,7 @@ def _values(name: str, values: object) -> "str | Sequence[Value]":
 
 
 def read_tuning(path: Path, changes: Mapping[str, object] | None = None) -> Tuning:
-    """A TOML file, with what was given besides it."""
+    """The settings of a TOML file; `changes` override it."""
     try:
         content = tomllib.loads(read_text(path, MOST_BYTES))
     except UserError:
@@ -155,9 +155,9 @@ def read_tuning(path: Path, changes: Mapping[str, object] | None = None) -> Tuni
 
 
 def _refuse_huge(value: object, place: str) -> None:
-    """No message can show a number of thousands of digits, which 0xfff… may have."""
+    """Refuse whole numbers that no message can show: 0xfff… may have thousands of digits."""
     if isinstance(value, int) and abs(value) > LARGEST:
-        raise UserError(f"{place} is a number that is too large", fix=f"give one of at most {LARGEST}")
+        raise UserError(f"{place} is too large a number", fix=f"give a number of at most {LARGEST}")
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         _refuse_huge(inner, f"{place}: {key}")
 
@@ -170,7 +170,7 @@ def make_tuning(content: Mapping[str, object], name: str = "tune") -> Tuning:
 
 
 def own_error(error: BaseException | None) -> UserError | None:
-    """What a `Tuning` itself refused, with its own way out, from the error that reading it made of that."""
+    """The error that a `Tuning` itself raised, which has the better fix, from the error of reading it."""
     if isinstance(error, UserError) and error.__cause__ is None:
         return error
     inner = getattr(error, "exceptions", ()) or (getattr(error, "__cause__", None),)
@@ -178,14 +178,14 @@ def own_error(error: BaseException | None) -> UserError | None:
 
 
 def names_toml(train: "str | Callable[..., object] | Path") -> bool:
-    """Is this a TOML file, and not a command whose last word is one?"""
+    """Is this a TOML file, and not a command that ends in one?"""
     text = "" if callable(train) else str(train)
     one_word = not re.search(r"[\s{}]", text)
     return text.endswith(".toml") and (isinstance(train, Path) or one_word or Path(text).is_file())
 
 
 def described(train: "str | Callable[..., object] | Path", model: str = "") -> dict[str, object]:
-    """What the first argument of `tune` is, if it is no TOML file: a function, `file.py:function`, or a command."""
+    """The first argument of `tune` as settings: a function, `file.py:function` or a command. TOML is read elsewhere."""
     if callable(train):
         return {"function": FunctionSubject.target_of(train)}
     text = str(train)
@@ -200,7 +200,7 @@ def described(train: "str | Callable[..., object] | Path", model: str = "") -> d
 INIT = """# completep tune FILE.toml runs this. Every key is optional, except for what to tune and the space.
 
 # What to tune: a command, a function or the reference decoder. Give one of them.
-# At hand: {width} {depth} {base_width} {base_depth} {m_N} {m_L} {seed} {rules} {folder}, every name of [space] and
+# Names: {width} {depth} {base_width} {base_depth} {m_N} {m_L} {seed} {rules} {folder}, every name of [space] and
 # [set], and whole-number arithmetic such as {width//16}. No shell runs: a value is always one argument.
 command = "python train.py --n_embd {width} --n_layer {depth} --lr {lr} --seed {seed} --out_dir {folder}"
 # function = "train.py:train"   # train(trial) -> loss; trial.width, trial.lr, trial.folder, trial.report(step, loss)
@@ -215,15 +215,15 @@ take = "last"         # of several losses: "last" or "min"
 base = [64, 2]        # width and depth to tune at
 proxies = [[64, 8]]   # larger shapes at which the optimum is verified; by default four times the depth
 seeds = 3             # one seed never gives a PASS
-most_seeds = 8        # if the noise asks for more than `seeds`; decided by the noise alone
+most_seeds = 8        # largest number of seeds, if the noise requires more than `seeds`
 rules = "completep"   # what your script applies; {rules} passes it on
 
 search = "auto"       # one dimension: bracket; several: tpe, gp or random (pip install 'completep[tune]')
-trials = 0            # runs of a search over several dimensions; 0: chosen by their number
-stop_early = true     # end hopeless runs of the search, where the loss is there on the way
-sources = []          # more files whose change makes another run (your script and what it imports count already)
+trials = 0            # runs of a search over several dimensions; 0: ten per dimension
+stop_early = true     # stop hopeless runs of the first search, if the loss is reported during training
+sources = []          # further files that a run depends on (your script and what it imports count already)
 resumes = false       # true: the script continues from {folder} after an interruption
-ranks = 1             # GPUs of each run
+ranks = 1             # number of GPUs per run
 factory = ""          # "model.py:build": measure whether the base is fit to tune at (build takes width and depth)
 
 [space]               # every dimension is verified; the first one must be a number

@@ -1,11 +1,11 @@
-"""What is searched: one dimension per hyperparameter, each a finite list of values, as people write it.
+"""The search space: one dimension per hyperparameter, each a finite list of values, parsed from text.
 
     lr=2^-10..2^-5              every octave from 2^-10 to 2^-5
     lr=2^-10..2^-5:0.5          every half octave
     dropout=0..0.3:linear:0.1   a line, in steps of 0.1
     activation=gelu,relu        choices
 
-Lists are finite, so that a run has an identity: two searches that ask for the same values share the run.
+The lists are finite, so two searches over the same values share their runs.
 """
 
 import math
@@ -20,10 +20,10 @@ from completep.units import parse_number, power
 
 Kind = Literal["octaves", "linear", "choice"]
 EXAMPLE = "write NAME=2^-10..2^-5, NAME=0..0.3:linear:0.1 or NAME=VALUE,VALUE"
-MOST = 1000  # values of one dimension: more is a typing mistake
-LARGEST = 2**53  # of whole numbers: beyond, a float is not every one of them
-STEPS = 5  # values on a line whose step is not given
-# What a command's template has besides the dimensions; no dimension can have such a name.
+MOST = 1000  # values of one dimension; more is a typing mistake
+LARGEST = 2**53  # up to here, a float holds every whole number
+STEPS = 5  # values of a linear range without a step
+# Names that a template or a trial has already; no dimension can be called like this.
 SHAPE_NAMES = ("width", "depth", "base_width", "base_depth", "m_N", "m_L")
 OF_TRIALS = ("names", "shape", "base", "report", "readings", "hopeless")
 TAKEN = (*SHAPE_NAMES, *OF_TRIALS, "seed", "folder", "rules", "loss", "status", "run", "seconds")
@@ -49,7 +49,7 @@ class Dimension:
 
     @property
     def bracketed(self) -> bool:
-        """Is there a bowl to look for? Words have no neighbours, and two values have no minimum between them."""
+        """Can a minimum be bracketed? Words have no order, and two values have none between them."""
         return self.ordered and len(self.values) > 2
 
     @property
@@ -57,7 +57,7 @@ class Dimension:
         return self.ordered and self.kind != "linear" and all(float(v) > 0 for v in self.values)
 
     def place(self, value: Value) -> float:
-        """A positive number whose log2 is where the value lies: its octave, or on a line its step."""
+        """A positive number whose log2 is the position of the value: in octaves, or in steps of a linear range."""
         if self.on_octaves:
             return float(value)
         if self.kind == "linear" and isinstance(value, (int, float)):
@@ -66,7 +66,7 @@ class Dimension:
         return float(2 ** self.values.index(value))
 
     def at(self, place: float) -> float:
-        """The inverse of `place`, for numbers between the values too."""
+        """The inverse of `place`, also for places between two values."""
         if not math.isfinite(place) or place <= 0:
             return place
         if self.kind == "choice" or self.whole:  # there is nothing between choices
@@ -77,7 +77,7 @@ class Dimension:
         return first + math.log2(place) * (second - first)
 
     def near(self, place: float) -> Value:
-        """The value that lies there."""
+        """The value that is nearest to a place."""
         return min(self.values, key=lambda v: abs(math.log2(self.place(v) / place)))
 
     def on_axis(self, value: Value) -> Value:
@@ -99,7 +99,7 @@ class Dimension:
 
 
 def parse_space(space: "Mapping[str, str | Sequence[Value]] | Sequence[str]") -> tuple[Dimension, ...]:
-    """From {"lr": "2^-10..2^-5"} or ["lr=2^-10..2^-5"], or lists of values in the place of text."""
+    """From {"lr": "2^-10..2^-5"}, {"act": ["gelu", "relu"]} or ["lr=2^-10..2^-5"]."""
     if not isinstance(space, Mapping):
         space = dict(_split(word) for word in space)
     if not space:
@@ -140,7 +140,7 @@ def check_name(name: str) -> None:
     if not name.isidentifier():
         raise UserError(f"{name!r} cannot be the name of a hyperparameter", fix="use letters, digits and underscores")
     if name in TAKEN:
-        raise UserError(f"{name!r} has a meaning already: it cannot be searched or set", fix="give it another name")
+        raise UserError(f"{name!r} is a reserved name, so it cannot be searched or set", fix="give it another name")
 
 
 def _several(name: str, dimension: Dimension) -> Dimension:
@@ -155,14 +155,14 @@ def _several(name: str, dimension: Dimension) -> Dimension:
     if len(values) < 2:
         shown = ", ".join(map(str, values)) or "no value"
         raise UserError(
-            f"{name} has one value only ({shown}): there is nothing to search",
+            f"{name} has only one value ({shown}), so there is nothing to search",
             fix=f"give a range such as {name}=2^-10..2^-5, or make it a constant (set: {name}={shown})",
         )
     return Dimension(name, dimension.kind, values)
 
 
 def _value(text: str) -> Value:
-    """A number where it reads as one: 2^-8, 3, 0.1; otherwise the word itself."""
+    """A number, if the text is one (2^-8, 3, 0.1); otherwise the text."""
     if re.fullmatch(r"[+-]?\d+", text):
         return int(text)
     try:
@@ -183,7 +183,7 @@ def _range(name: str, text: str, low: str, rest: str) -> Dimension:
         raise UserError(f"{name}={text!r} ends below its start", fix=f"write {name}={high}..{low}")
     if kind == "octaves" and first <= 0:
         raise UserError(
-            f"{name}={text!r} starts at {first:g}, which has no place on octaves",
+            f"{name}={text!r} starts at {first:g}, but a range in octaves must be above 0",
             fix=f"start above 0, or write {name}={low}..{high}:linear",
         )
     step = parse_number(options[0], f"the step of {name}") if options else None
@@ -206,6 +206,6 @@ def _grid(name: str, text: str, kind: Kind, first: float, last: float, step: flo
 
 
 def _clean(value: float) -> float:
-    """Exact powers of two stay; what a logarithm has blurred is rounded to 12 digits."""
+    """An exact power of two, or the value rounded to 12 digits: a logarithm and its inverse add rounding errors."""
     octave = math.log2(value)
     return 2.0 ** round(octave) if abs(octave - round(octave)) < 1e-9 else float(f"{value:.12g}")

@@ -1,6 +1,6 @@
-"""An engine that stops hopeless runs early: it gives every run the curve of the best finished one.
+"""An engine that stops hopeless runs early. It gives every run the curve of the best finished run.
 
-Any other engine runs a stopped one to its end (`is_enough` in sweep/task.py), so that a verdict never rests on it.
+Every other engine does a stopped run to its end (`is_enough` in sweep/task.py), so no verdict uses a stopped run.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from completep.sweep.search import Runner
 from completep.sweep.store import Store
 from completep.sweep.task import Task
 from completep.tuning.decoder import Decoder
-from completep.tuning.runs import Call, Command
+from completep.tuning.tasks import Call, Command
 
 
 @dataclass

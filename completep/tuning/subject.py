@@ -16,25 +16,25 @@ from completep.sweep.task import Task, Value
 from completep.sweep.training import Training
 from completep.tuning.decoder import Decoder
 from completep.tuning.reading import Source, Take
-from completep.tuning.runs import Call, Command, Setting, derived, refuse_main
 from completep.tuning.scripts import Hashes, find_scripts
 from completep.tuning.space import SHAPE_NAMES, Dimension
+from completep.tuning.tasks import Call, Command, Setting, derived, refuse_main
 from completep.tuning.template import Template
 
 ALWAYS = (*SHAPE_NAMES, "seed", "folder", "rules")
 
 
 class Subject(Protocol):
-    """What the search must know of it."""
+    """What a search needs to know of the training that is tuned."""
 
     @property
     def scripts(self) -> Hashes: ...
 
     def describe(self) -> str:
-        """All of it: the command, the function."""
+        """The whole command, or the function."""
 
     def name(self) -> str:
-        """A few words, for a title."""
+        """A short name, for titles."""
 
     def check(self, dimensions: Sequence[Dimension], shapes: Sequence[Shape], seeds: int) -> None:
         """Refuse what cannot work, before anything runs."""
@@ -89,12 +89,12 @@ class CommandSubject:
         for name in (*example, *self.common.constants):
             if name not in used:
                 raise UserError(
-                    f"the command never uses {{{name}}}, so that its values would have no effect",
+                    f"the command never uses {{{name}}}, so its values would have no effect",
                     fix=f"add it, for instance --{name} {{{name}}}, or leave {name} out",
                 )
         if seeds > 1 and "seed" not in used:
             raise UserError(
-                "the command never uses {seed}, so that seeds would repeat the same run",
+                "the command never uses {seed}, so all seeds would be the same run",
                 fix="add it, for instance --seed {seed}, or use one seed (which never gives a PASS)",
             )
         for axis, ratio in (("width", "m_N"), ("depth", "m_L")):
@@ -121,7 +121,7 @@ class CommandSubject:
 
 @dataclass(frozen=True)
 class FunctionSubject:
-    """`train(trial) -> loss`, by the file and the name of it."""
+    """A function `train(trial) -> loss`, as `file.py:function`."""
 
     target: str
     common: Common
@@ -163,7 +163,7 @@ class FunctionSubject:
 
 @dataclass(frozen=True)
 class DecoderSubject:
-    """The reference decoder: a run to vary. Its rules are applied by completep."""
+    """The reference decoder, as a run to vary. completep applies the rules."""
 
     run: Run
     constants: Mapping[str, Value]
@@ -173,7 +173,7 @@ class DecoderSubject:
 
     @property
     def multipliers(self) -> dict[str, str]:
-        """Of the learning rates of the roles that the model has: name → role."""
+        """Name of the multiplier → role, for every role that the model has."""
         return {LR_NAMES[role]: str(role) for role in decoder_roles(self.run.model)}
 
     @property
@@ -191,7 +191,7 @@ class DecoderSubject:
         for name in (*(d.name for d in dimensions), *self.constants):
             if name not in (*names, *by_role):
                 known = ", ".join(by_role if name.startswith("lr_of") else [*names, by_role[0], "…"])
-                raise UserError(f"the decoder has no setting {name!r}", fix=f"it has {known}")
+                raise UserError(f"the decoder has no setting {name!r}", fix=f"use one of {known}")
         first = {d.name: d.values[0] for d in dimensions}
         for shape in shapes:
             for point in ({**first, d.name: value} for d in dimensions for value in d.values):

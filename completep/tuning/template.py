@@ -37,7 +37,7 @@ class Template:
         except ValueError as error:
             raise UserError(f"the command {self.text!r} cannot be read: {error}", fix="close the quotes") from error
         if not words:
-            raise UserError("the command is empty", fix="for instance 'python train.py --lr {lr} --seed {seed}'")
+            raise UserError("the command is empty", fix="write it like 'python train.py --lr {lr} --seed {seed}'")
         return words
 
     @cached_property
@@ -62,7 +62,7 @@ def refuse_unknown(name: str, known: Iterable[str], where: str) -> None:
     hint = f"did you mean {{{close[0]}}}? " if close else ""
     raise UserError(
         f"{where} has the unknown name {{{name}}}",
-        fix=f"{hint}the names are {', '.join(names)}; space and set make others; write {{{{ and }}}} for braces",
+        fix=f"{hint}the names are {', '.join(names)}; space and set add others; write {{{{ and }}}} for braces",
     )
 
 
@@ -90,7 +90,7 @@ def fill(word: str, values: Mapping[str, Value]) -> str:
 
 
 def written(value: Value) -> str:
-    """A number as a program reads it back exactly; a whole one without a point."""
+    """A value as text that reads back exactly. A whole number has no decimal point."""
     if isinstance(value, float):
         return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
     return str(value)

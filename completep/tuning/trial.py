@@ -1,4 +1,4 @@
-"""What your `train(trial)` is given: the shape, the values, a folder of its own, and a way to report the loss."""
+"""The argument of your `train(trial)`: the shape, the values, a folder of its own, and a way to report the loss."""
 
 import json
 import os
@@ -15,7 +15,7 @@ REPORTS = "reports.jsonl"  # beside the trial's folder
 
 
 class Hopeless(BaseException):
-    """Ends a run that a search has no use for. Not an Exception, so that your own handlers let it pass."""
+    """Ends a run that is hopeless. It is not an Exception, so `except Exception` in your script does not catch it."""
 
 
 class Trial:
@@ -51,7 +51,7 @@ class Trial:
         return Shape(int(self.names["base_width"]), int(self.names["base_depth"]))
 
     def report(self, step: float, loss: float) -> None:
-        """Say how far the run is, as often as you like. If it is hopeless beside the best run so far, it ends here."""
+        """Report the loss at a step, as often as you like. A hopeless run is stopped here, by raising `Hopeless`."""
         with os.fdopen(append(self.folder.parent / REPORTS), "w") as file:
             file.write(json.dumps({"step": float(step), "loss": float(loss)}) + "\n")
         self.readings.append(Reading(float(step), float(loss)))
@@ -60,7 +60,7 @@ class Trial:
 
 
 def read_reports(path: Path) -> list[Reading]:
-    """What a trial has reported so far."""
+    """The losses that a trial has reported so far."""
     if not path.exists():
         return []
     try:

@@ -239,7 +239,7 @@ def test_runs_survive_json(tuned):
         (lambda d: d["model"].update(width=True), "True is not of type int"),
         (lambda d: d["model"].update(width=100), "not a multiple of the head size"),
         (lambda d: d["hyperparameters"].update(lr=-1), "lr=-1"),
-        (lambda d: d["schedule"].update(warmup=2000), "warmup=2000: not a schedule"),
+        (lambda d: d["schedule"].update(warmup=2000), "warmup=2000 with steps=1000: the warm-up must lie"),
         (lambda d: d.update(style="fold"), "style"),
     ],
 )
@@ -277,7 +277,7 @@ BAD = [
     (["--params", "1B", "--ranks", "0"], "ranks=0"),
     (["--params", "1B", "--micro-batch", "-1"], "micro_batch=-1"),
     (["--width", "64", "--depth", "99999999"], "implausible"),
-    (["--width", "64", "--depth", "2", "--tokens", "1e30"], "more text than there is"),
+    (["--width", "64", "--depth", "2", "--tokens", "1e30"], "is implausible"),
     (["--width", "64", "--depth", "2", "--lr", "1e-305"], "with lr=1e-305 over "),
     (["--width", "64", "--depth", "2", "--tau", "1e-305"], "tau=1e-305 with lr="),
     (["--flops", "1e36"], "no shape has 1e36 FLOPs"),
@@ -356,7 +356,7 @@ def test_from_python():
         ({"params": "1B", "law": "nope"}, "law='nope'"),
         ({"params": "1B", "base": (1, 2, 3)}, "is not \\(width, depth\\)"),
         ({"width": "64", "depth": 2}, "width='64'"),
-        ({"gpu_hours": 10, "tokens": "1B"}, "tokens with a budget"),
+        ({"gpu_hours": 10, "tokens": "1B"}, "tokens=1B with a budget"),
         ({"params": "1B", "tau": float("inf")}, "above 0 and finite"),
     ],
 )

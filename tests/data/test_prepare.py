@@ -190,7 +190,7 @@ def test_a_hugging_face_stream(tmp_path):
 @pytest.mark.usefixtures("datasets")
 @pytest.mark.parametrize("source", ["hf:", "hf::train", "hf:a:b:c:d"])
 def test_no_data_set_named(tmp_path, source):
-    with pytest.raises(UserError, match=f"'{source}' names no data set"):
+    with pytest.raises(UserError, match=f"'{source}' does not name a data set"):
         prepare([source], tmp_path / "o")
 
 
@@ -512,7 +512,7 @@ def test_parquet_fields(tmp_path):
     frame = pl.DataFrame({"n": [1, 2], "text": ["a", None]})
     frame.write_parquet(tmp_path / "a.parquet")
     for field, message in {
-        "body": r"a\.parquet has no field 'body'\n  fix: it has: n, text",
+        "body": r"a\.parquet has no field 'body'\n  fix: set text_field to one of n, text",
         "n": r"the field 'n' is Int64, not text",
         "text": r"a\.parquet row 1: the field 'text' is None, not text",
     }.items():

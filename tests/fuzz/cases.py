@@ -19,7 +19,7 @@ from random import Random
 
 import polars as pl
 
-from completep.cli import COMMANDS, LONGER, main
+from completep.cli import COMMANDS, main
 from completep.config import GPTConfig, Hyperparameters, Run, Schedule, Shape, sealed, to_json, unsealed
 from completep.rules.measured import MeasuredRow, MeasuredRules
 from completep.sweep.packing import pack
@@ -234,12 +234,11 @@ ALWAYS = {  # so that whatever gets through is small
 }
 TUNE = ["python model.py {lr} {seed} {width} {depth} {folder}", "--loss", "output:loss ([0-9.]+)"]
 TUNE += ["--space", "lr=2^-9..2^-5"]
-ALL = {**COMMANDS, **{" ".join(words): command for words, command in LONGER.items()}}
-LIGHT = [name for name in ALL if name not in ("train", "check", "check laziness", "explain", "audit", "export")]
+LIGHT = [name for name in COMMANDS if name not in ("train", "check", "check laziness", "explain", "audit", "export")]
 
 
 def command_line(dice: Random) -> list[str]:
-    name = dice.choice(sorted(ALL) if dice.random() < RARE else LIGHT)
+    name = dice.choice(sorted(COMMANDS) if dice.random() < RARE else LIGHT)
     always = ALWAYS.get(name, []) if dice.random() > RARE or name in ("demo", "study", "train") else []
     if name == "study" and dice.random() < 0.7:
         always = [*always, dice.choice(["lr-transfer", "shape", "laziness"])]
@@ -249,7 +248,7 @@ def command_line(dice: Random) -> list[str]:
             always = [*always, "--depths", "0"]
     if name == "tune" and dice.random() < 0.7:
         always = [*always, *TUNE]
-    words = [*name.split(), *always, *flags(dice, ALL[name])]
+    words = [*name.split(), *always, *flags(dice, COMMANDS[name])]
     if name in ("study", "demo", "tune", "worker"):  # the last one counts
         words += ALWAYS[name]
     if name == "prepare" and "--out" not in words:

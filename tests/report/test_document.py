@@ -71,6 +71,17 @@ def test_no_number_is_cut_in_a_narrow_terminal(width):
     assert ("┃" in text) == (width == 200)  # a table where it fits, else one record per row
 
 
+@pytest.mark.parametrize("width", [40, 200])
+def test_a_table_that_is_too_wide_loses_columns_of_zeros_first(width):
+    table = Table(
+        "counts", ("name", "runs", "diverged", "interrupted", "loss"), (("a", 3, 0, 0, 0.0), ("b", 4, 0, 0, 0.0))
+    )
+    text = as_text(Document("t", (table,)), width)
+    assert "┃ name" in text
+    assert ("All 0, and left out: diverged, interrupted." in " ".join(text.split())) == (width == 40)
+    assert "loss" in text  # a measured zero is a result
+
+
 def test_markup_in_content_is_text():
     evil = "[red]x[/] [/bold]"
     content = Document(

@@ -137,12 +137,12 @@ def test_the_list_names_every_study(capsys):
         (("study", "lr-tranfer"), "no study named 'lr-tranfer'", "did you mean lr-transfer?"),
         (("study", "shape", "--set", "shap=1"), "no axis 'shap'", "did you mean shape?"),
         (("study", "lr-transfer", "--scale", "paper"), "needs the paper's amount of text", "as data"),
-        (("study", "shape", "--search", "bracket"), "no curve with a minimum", "search='grid'"),
+        (("study", "shape", "--search", "bracket"), "search='bracket' needs a swept axis", "search='grid'"),
         (("study", "lr-transfer", "--workers", "0"), "workers=0", "leave workers out"),
         (("study", "lr-transfer", "--micro-batch", "0"), "micro_batch=0", "give a positive micro_batch"),
         (("study", "tau", "--set", "tau=0"), "tau=0", "positive"),
         (("study", "lr-transfer-compute-optimal", "--set", "lr=0"), "lr=0", "positive"),
-        (("study", "lr-transfer", "--address", "x:1"), "address='x:1' is for Ray", "engine ray"),
+        (("study", "lr-transfer", "--address", "x:1"), "address='x:1' is only for engine=ray", "engine=ray"),
         (("study", "lr-transfer", "--data", "/nowhere"), "/nowhere", ""),
         (("study", "lr-transfer", "--set", "depth=-1"), "depth=-1", ""),
         (("study", "lr-transfer", "--dry-run", "--workers", "-2"), "workers=-2", "leave workers out"),
@@ -171,7 +171,7 @@ def test_a_store_of_another_version_or_of_something_else_is_refused(tmp_path, ca
     (tmp_path / "store" / "thesis.tex").write_text("precious")
     code, _, said = run(capsys, "study", "lr-transfer", *FEW, "--out", tmp_path)
     assert code == 2
-    assert "is not empty and is not a run store" in said
+    assert "has files, but is not a store of runs" in said
 
 
 def test_a_damaged_result_is_an_error(out, capsys):

@@ -13,7 +13,7 @@ from completep.sweep.store import Store
 from completep.sweep.training import Training, canonical
 from completep.train.loop import How
 from completep.tuning.reading import Source
-from completep.tuning.runs import Command, Setting
+from completep.tuning.tasks import Command, Setting
 from tests.train.runs import small_run
 
 BASE = Shape(64, 2)

@@ -19,7 +19,7 @@ from completep.sweep.local import Local
 from completep.sweep.queue import ask, asked, failure, queue_folder, read_task
 from completep.sweep.store import Store
 from completep.sweep.worker import Worker
-from completep.tuning.runs import Call
+from completep.tuning.tasks import Call
 from tests.hostile import PLANTED, plant, within
 from tests.sweep.tasks import Script, commands, run, task
 

@@ -19,7 +19,7 @@ from completep.sweep.slurm import Slurm
 from completep.sweep.store import Store
 from completep.sweep.task import Point, Trial
 from completep.tuning.reading import Source
-from completep.tuning.runs import Command
+from completep.tuning.tasks import Command
 from tests.sweep.slurm_cluster import PLACES, cluster, missing, said, wait_until
 from tests.sweep.tasks import commands
 

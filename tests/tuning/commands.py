@@ -8,8 +8,8 @@ from pathlib import Path
 import completep as cp
 from completep.config import Shape
 from completep.tuning.reading import Source
-from completep.tuning.runs import Command, Setting
 from completep.tuning.scripts import find_scripts
+from completep.tuning.tasks import Command, Setting
 
 BOWL = Path(__file__).parent / "bowl.py"
 WORDS = "--width {width} --depth {depth} --lr {lr} --seed {seed} --out {folder}"

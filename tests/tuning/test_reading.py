@@ -111,13 +111,13 @@ def test_a_line_that_is_half_written_is_left_for_later(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("val_loss", "names no place"),
-        ("{folder}/x.txt:val", "names no place"),
+        ("val_loss", "does not say where the loss is"),
+        ("{folder}/x.txt:val", "does not say where the loss is"),
         ("output:loss", "0 groups"),
         ("output:(", "not a regular expression"),
         ("output:(a)(b)", "2 groups"),
-        ("tensorboard:{folder}", "names no place"),
-        ("output:", "names no place"),
+        ("tensorboard:{folder}", "does not say where the loss is"),
+        ("output:", "does not say where the loss is"),
     ],
 )
 def test_what_is_no_source_is_refused(text, said):
@@ -152,7 +152,7 @@ def test_the_pattern_of_the_docs_reads_every_number(tmp_path, printed, loss):
 
 def test_a_pattern_that_cuts_a_number_is_refused(tmp_path):
     (tmp_path / "stdout.txt").write_text("val loss 1.980e-03\n")
-    with pytest.raises(TaskError, match="stops inside of a number"):
+    with pytest.raises(TaskError, match="stops inside a number"):
         read(tmp_path, "output:val loss ([0-9.]+)")
 
 

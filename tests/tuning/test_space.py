@@ -33,9 +33,9 @@ def test_a_line_and_choices():
     [
         ("lr", "is not a range"),
         ("lr=2^-5..2^-10", "ends below its start"),
-        ("lr=0..1", "no place on octaves"),
-        ("lr=2^-5..2^-5", "one value only"),
-        ("lr=0.1", "one value only"),
+        ("lr=0..1", "octaves must be above 0"),
+        ("lr=2^-5..2^-5", "only one value"),
+        ("lr=0.1", "only one value"),
         ("lr=", "empty value"),
         ("lr=a..b", "is not a number"),
         ("lr=0^-1..1", "is not a number"),
@@ -43,7 +43,7 @@ def test_a_line_and_choices():
         ("lr=1..2:linear:1e-9", "does not make 2 to 1000 values"),
         ("lr=1..2:1:2", "too many parts"),
         ("lr=nan..1", "is not a number"),
-        ("seed=1..2", "has a meaning already"),
+        ("seed=1..2", "is a reserved name"),
         ("a b=1..2", "cannot be the name"),
     ],
 )

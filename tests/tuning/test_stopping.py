@@ -115,7 +115,7 @@ def train(trial):
 
 
 def test_the_engine_gives_the_best_finished_curve_of_the_same_shape(tmp_path):
-    from completep.tuning.runs import Call
+    from completep.tuning.tasks import Call
 
     (tmp_path / "mine.py").write_text(FUNCTION)
     calls = {lr: Call(f"{tmp_path / 'mine.py'}:train", setting(lr), ()) for lr in (1.0, 2.0, 4.0)}

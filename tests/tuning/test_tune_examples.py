@@ -9,8 +9,8 @@ import pytest
 import completep as cp
 from completep.config import Shape
 from completep.tuning.reading import Source
-from completep.tuning.runs import Command, Setting
 from completep.tuning.scripts import find_scripts
+from completep.tuning.tasks import Command, Setting
 from tests.tuning.commands import carry_out
 
 ROOT = Path(__file__).parents[2]

@@ -17,8 +17,8 @@ from completep.sweep.store import Store
 from completep.sweep.task import TaskError
 from completep.tuning.reading import Source
 from completep.tuning.record import write_record
-from completep.tuning.runs import Call, derived
 from completep.tuning.scripts import find_scripts
+from completep.tuning.tasks import Call, derived
 from tests.hostile import PLANTED, plant, within
 from tests.tuning.commands import SETTING, carry_out, command
 

@@ -12,7 +12,7 @@ from completep.measure.curves import judge_transfer
 from completep.sweep.store import Store
 from completep.sweep.task import Point, Trial
 from completep.tuning.precision import Advice, Design, advise
-from completep.tuning.search import Staged, expected_runs, shape_of
+from completep.tuning.search import Staged, expected_runs
 from completep.tuning.space import Dimension
 from tests.tuning.recorded import Looked, Recorded, sweep
 
@@ -56,7 +56,7 @@ def test_half_of_the_grid_gives_its_optimum_and_its_verdict(tmp_path, case):
 
 def strategy(trials, name="lr", **more):
     """The stages, over trials whose losses are known."""
-    known = {(shape_of(t), t.point[name], t.point["seed"]): t for t in trials}
+    known = {(Shape(t.point.whole("width"), t.point.whole("depth")), t.point[name], t.point["seed"]): t for t in trials}
     shapes = sorted({shape for shape, _, _ in known}, key=lambda s: (s.depth, s.width))
     values, seeds = (sorted({key[i] for key in known}) for i in (1, 2))
     dimension = Dimension(name, "octaves", tuple(values))
@@ -165,6 +165,11 @@ def test_a_script_that_ignores_its_argument_is_noticed_in_the_first_round(tmp_pa
 def test_a_script_that_ignores_its_seed_is_noticed(tmp_path):
     with pytest.raises(UserError, match="ignore the seed: seeds 0, 1, 2"):
         staged(tmp_path, bowl_trials(None, loss=lambda depth, e, seed: 2 + e**2))
+
+
+def test_a_script_that_ignores_its_shape_is_noticed(tmp_path):
+    with pytest.raises(UserError, match="ignore its shape: 64 × 2 and 64 × 8 give the same loss"):
+        staged(tmp_path, bowl_trials(None, loss=lambda depth, e, seed: 2 + e**2 + 0.01 * seed))
 
 
 def test_a_loss_that_is_always_nan_is_an_error(tmp_path):

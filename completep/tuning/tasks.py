@@ -1,8 +1,8 @@
-"""A run of your training as a task: a command, or a Python function. Each is done once, by its content.
+"""A run of your training as a task: a command, or a Python function. Each run is done once.
 
-A run is its words (or its function), its values, rules and seed, and the hashes of its scripts. Where it runs is no
-part of it. Its folder in the store has run.json, stdout.txt and stderr.txt, `work` (the {folder} that your script
-gets) and result.json.
+The identity of a run is its words (or its function), its values, rules and seed, and the hashes of its scripts. The
+machine is not part of it. The folder of a run has run.json, stdout.txt, stderr.txt, `work` (the {folder} of your
+script) and result.json.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 from completep.config import Shape, sealed
 from completep.errors import UserError
-from completep.files import create, make_folder, open_regular, write_new, write_over
+from completep.files import create, last_lines, make_folder, write_new, write_over
 from completep.load import load_factory
 from completep.sweep.child import run_child
 from completep.sweep.task import TaskError, Value
@@ -39,17 +39,17 @@ WORK, RUN, RESULT = "work", "run.json", "result.json"
 
 @dataclass(frozen=True)
 class Setting:
-    """Where a run lies: its shape, its values and its seed."""
+    """The shape, the values and the seed of a run."""
 
     shape: Shape
     base: Shape
     rules: str
-    values: tuple[tuple[str, Value], ...]  # searched and constant ones
+    values: tuple[tuple[str, Value], ...]  # both searched and constant
     seed: int
 
     @property
     def names(self) -> dict[str, Value]:
-        """Everything that a template may use, except for {folder}."""
+        """All names that a template can use, except {folder}."""
         shape, base, values = self.shape, self.base, dict(self.values)
         ratios = {"m_N": shape.width / base.width, "m_L": shape.depth / base.depth}
         sizes = {"width": shape.width, "depth": shape.depth, "base_width": base.width, "base_depth": base.depth}
@@ -57,7 +57,7 @@ class Setting:
 
     @property
     def cost(self) -> float:
-        """Of a transformer's blocks, up to a constant: largest first."""
+        """The parameters in the blocks of a transformer, up to a constant factor."""
         return float(self.shape.width**2 * self.shape.depth)
 
     def describe(self) -> str:
@@ -66,7 +66,7 @@ class Setting:
 
 
 def _common(content: Mapping[str, Any]) -> dict[str, Any]:
-    """What commands and functions share, from plain data."""
+    """The fields that commands and functions share, from plain data."""
     s = content["setting"]
     shapes = Shape(**s["shape"]), Shape(**s["base"])
     return {
@@ -77,7 +77,7 @@ def _common(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def derived(values: Mapping[str, Value]) -> dict[str, Value]:
-    """Weight decay from its timescale, where τ, η and the steps are known."""
+    """Weight decay from its timescale, if τ, η and the steps are known."""
     from completep.compute.plan import weight_decay
 
     known = {name: values.get(name) for name in ("tau", "lr", "steps")}
@@ -100,7 +100,7 @@ class UserRun:
 
     @property
     def group(self) -> tuple[Shape, int]:
-        """Runs of one group can be compared on their way."""
+        """Runs of one group can be compared while they train."""
         return self.setting.shape, self.setting.seed
 
     @property
@@ -130,7 +130,7 @@ class Command(UserRun):
     take: Take = "last"
     resumes: bool = False  # the script continues from its own folder, which is then kept between attempts
     ranks: int = 1
-    bar: tuple[Reading, ...] = ()  # the curve of the best run so far: a run far above it is hopeless; no part of the id
+    bar: tuple[Reading, ...] = ()  # the curve of the best run so far, to notice hopeless runs; not part of the id
 
     @cached_property
     def id(self) -> str:
@@ -142,7 +142,7 @@ class Command(UserRun):
 
     @property
     def imports(self) -> tuple[str, ...]:
-        return ("completep.tuning.runs", "cattrs")
+        return ("completep.tuning.tasks", "cattrs")
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
@@ -156,7 +156,7 @@ class Command(UserRun):
 
     def carry_out(self, folder: Path, lock: int) -> None:
         content = asdict(replace(self, bar=())) | {"words": self.words(str(folder / WORK))}
-        work = prepare(folder, content, keep=self.resumes)
+        work = start_folder(folder, content, keep=self.resumes)
         words = self.words(str(work))
         if words[0] in ("python", "python3"):
             words[0] = sys.executable  # the interpreter that completep is installed for
@@ -196,7 +196,7 @@ class Command(UserRun):
 
 @dataclass
 class Watching:
-    """Called often while a run goes on; looks at its losses now and then. True once it is hopeless."""
+    """Called often during a run, and reads its losses now and then. True once the run is hopeless."""
 
     readings: Callable[[], list[Reading]]
     bar: tuple[Reading, ...]
@@ -222,17 +222,12 @@ def diverged(source: Source, folder: Path) -> bool:
 
 def last_words(folder: Path) -> str:
     """The last lines that a run printed, errors first."""
-    for name in (STDERR, STDOUT):
-        with open_regular(folder / name) as file:
-            file.seek(max(0, (folder / name).stat().st_size - 2**16))
-            lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
-        if lines:
-            return "\n".join(lines[-LAST_LINES:])
-    return "it printed nothing"
+    printed = (last_lines(folder / name, LAST_LINES) for name in (STDERR, STDOUT))
+    return next(filter(None, printed), "it printed nothing")
 
 
-def prepare(folder: Path, content: Mapping[str, object], *, keep: bool) -> Path:
-    """Describe the run in its folder, and make the folder that the script writes to: empty, unless it is kept."""
+def start_folder(folder: Path, content: Mapping[str, object], *, keep: bool) -> Path:
+    """Write run.json, and make the folder that the script writes to. It is emptied, unless `keep` is true."""
     write_over(folder / RUN, json.dumps(content, indent=2) + "\n")
     work = folder / WORK
     if work.exists() and not keep:
@@ -245,7 +240,7 @@ def write_loss(folder: Path, readings: list[Reading], take: Take, seconds: float
     loss = final_loss(readings, take)
     finite = math.isfinite(loss)
     if finite and loss <= 0:
-        what = f"the loss is {loss:g}, but it must be above 0, since the verdict is in percent of it"
+        what = f"the loss is {loss:g}, but it must be above 0, because regrets are in percent of it"
         raise TaskError(f"{what}: report a cross-entropy or an error instead")
     result = {
         "status": "done" if finite else "diverged", "loss": loss if finite else None, "step": readings[-1].step,
@@ -289,7 +284,7 @@ class Call(UserRun):
 
     @property
     def imports(self) -> tuple[str, ...]:
-        return ("completep.tuning.runs", "cattrs", "torch")
+        return ("completep.tuning.tasks", "cattrs", "torch")
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
@@ -299,7 +294,7 @@ class Call(UserRun):
         return Call(**{**content, **_common(content)})
 
     def carry_out(self, folder: Path, lock: int) -> None:
-        work = prepare(folder, asdict(replace(self, bar=())), keep=self.resumes)
+        work = start_folder(folder, asdict(replace(self, bar=())), keep=self.resumes)
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         if "torch" in sys.modules:
             sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
@@ -319,7 +314,7 @@ class Call(UserRun):
         write_loss(folder, readings, self.take, time.monotonic() - began)
 
     def readings(self, folder: Path) -> list[Reading]:
-        """The losses that the run has reported so far; none if the file of them is damaged."""
+        """The losses that the run has reported so far; none if their file is damaged."""
         try:
             return read_reports(folder / REPORTS)
         except TaskError:
@@ -334,7 +329,7 @@ def _as_number(returned: object, target: str) -> float:
 
 
 def refuse_main(target: str) -> None:
-    """A function needs a file that another process can load."""
+    """Refuse a function that another process cannot load from a file."""
     place, _, name = target.rpartition(":")
     if not place.endswith(".py") or "<" in name:
         raise UserError(
