@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 
 from completep.anatomy.calls import Call
 from completep.anatomy.contractions import summed_axes
@@ -63,7 +64,7 @@ class Recorder(TorchFunctionMode):
     Other products of two activations are only noted: linear attention, or a softmax that is written out.
     """
 
-    def __init__(self, model: nn.Module, is_source: Callable[[str], bool]) -> None:
+    def __init__(self, model: nn.Module, is_source: Callable[[str, nn.Module], bool]) -> None:
         super().__init__()
         self.running: list[str] = [""]  # the modules that are running, innermost last
         self.made: dict[Node, Call] = {}  # outputs of modules that may be the queries or keys
@@ -71,22 +72,31 @@ class Recorder(TorchFunctionMode):
         self.kept: list[Tensor] = []  # so that no id is used again
         self.scores: list[Scores] = []
         self.unscaled: dict[int, Product] = {}  # by id of the result: products that no softmax has taken yet
-        self.fused = {n: m.head_dim for n, m in model.named_modules() if isinstance(m, nn.MultiheadAttention)}
-        for name, module in model.named_modules():
-            module.register_forward_pre_hook(lambda m, args, name=name: self.running.append(name))
-            module.register_forward_hook(lambda m, args, output: self._left(), prepend=True)
-            if is_source(name):
-                module.register_forward_hook(
-                    lambda m, args, output, name=name: self._made(name, m, output), prepend=True
-                )
+        modules = dict(model.named_modules())
+        self.fused = {n: m.head_dim for n, m in modules.items() if isinstance(m, nn.MultiheadAttention)}
+        self.handles: list[RemovableHandle] = []
+        for name, module in modules.items():
+            self.handles.append(module.register_forward_pre_hook(self._entering(name)))
+            leaving = self._leaving(name, is_source(name, module))
+            self.handles.append(module.register_forward_hook(leaving, prepend=True))
 
-    def _left(self) -> None:
-        self.running.pop()
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        for handle in self.handles:
+            handle.remove()
 
-    def _made(self, name: str, module: nn.Module, output: object) -> None:
-        """Runs before a multiplier's own hook, so the multiplier is part of the measured scale."""
-        if isinstance(output, Tensor) and output.grad_fn is not None:
-            self.made.setdefault(output.grad_fn, Call(name, module, (), {}, None, output))
+    def _entering(self, name: str) -> Callable[[nn.Module, object], None]:
+        return lambda module, args: self.running.append(name)
+
+    def _leaving(self, name: str, source: bool) -> Callable[[nn.Module, object, object], None]:
+        """This runs before a multiplier's own hook, so the multiplier is part of the measured scale."""
+
+        def hook(module: nn.Module, args: object, output: object) -> None:
+            self.running.pop()
+            if source and isinstance(output, Tensor) and output.grad_fn is not None:
+                self.made.setdefault(output.grad_fn, Call(name, module, (), {}, None, output))
+
+        return hook
 
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

@@ -350,7 +350,8 @@ class Subjects:
         if not optimizers and self.rules.key == NO_RULES.key:
             optimizers = (plain_adamw(model, self.setting),)
         if not optimizers:
-            return self._under_rules(parametrize_on(self.examined, model, self.rules, hints), seed)
+            scaling, self.factors = parametrize_on(self.examined, model, self.rules, hints)
+            return self._under_rules(scaling, seed)
         if self.resolved is None:
             self.resolved, own = resolve(model, self.examined, reference(self.rules), hints)
             self.factors = own.here.trained if own.is_whole else None
