@@ -25,6 +25,7 @@ from completep.anatomy.trace import call, find_logits, logits_of
 from completep.config import Shape
 from completep.errors import UserError
 from completep.load import call_factory, load_factory
+from completep.measure.layout import Layout
 from completep.rules.parametrize import Hints, parametrize_on, resolve
 from completep.rules.scaling import Factors, Scaling
 from completep.rules.table import COMPLETEP, RANDOM_SUM, SP, Column, Role, Rules, alpha, optimizer_kind
@@ -118,20 +119,16 @@ class Subject:
     optimizers: tuple[torch.optim.Optimizer, ...]
     expected: Scaling  # what the reference rules say about every parameter
     forward: ForwardFactors  # the multipliers in the forward pass, measured
+    layout: Layout
 
     @property
     def anatomy(self) -> Anatomy:
         return self.expected.anatomy
 
-    @cached_property
+    @property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """By name, as in `named_parameters`. To walk the modules of a deep model takes as long as a forward pass."""
-        return dict(named_parameters(self.model))
-
-    @cached_property
-    def depths(self) -> dict[str, int]:
-        """The number of blocks in each stack, by stem."""
-        return {stack.stem: stack.depth(self.parameters) for stack in self.anatomy.stacks}
+        """By name, as in `named_parameters`."""
+        return self.layout.parameters
 
     @cached_property
     def settings(self) -> dict[str, Trained]:
@@ -269,7 +266,7 @@ class Subject:
     def share(self, names: list[str]) -> float:
         """The share of a stack's blocks that have a parameter. It changes with depth if the first block lacks it."""
         stack = self.anatomy.stack_of(names[0])
-        return 1.0 if stack is None else stack.depth(names) / self.depths[stack.stem]
+        return 1.0 if stack is None else stack.depth(names) / self.layout.depths[stack.stem]
 
     def roles(self) -> dict[Role, list[nn.Parameter]]:
         """The trained parameters of each role."""
@@ -335,6 +332,7 @@ class Subjects:
         self.parametrized: Scaling | None = None
         self.resolved: Scaling | None = None
         self.factors: ForwardFactors | None = None
+        self.layout: Layout | None = None
 
     def start(self, seed: int) -> Subject:
         """A model at its start: weights drawn with this seed, and a new optimizer."""
@@ -369,7 +367,9 @@ class Subjects:
         _refuse_swapped(expected, self.source, self.shape)
         if self.factors is None:  # they do not depend on the weights
             self.factors = measure_forward(expected.model, expected.anatomy, self.example)
-        return Subject(expected.model, optimizers, expected, self.factors)
+        if self.layout is None or self.layout.model is not expected.model:
+            self.layout = Layout(expected.model, expected.anatomy)
+        return Subject(expected.model, optimizers, expected, self.factors, self.layout)
 
 
 class Family:

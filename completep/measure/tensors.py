@@ -140,8 +140,7 @@ def _ratios_kept(subject: Subject, kept: dict[str, float]) -> AbstractContextMan
     return _hooks(
         [
             module.register_forward_hook(watch(name), with_kwargs=True, prepend=True)  # before any multiplier's hook
-            for name, module in subject.model.named_modules()
-            if is_linear(module) or is_convolution(module)
+            for name, module in subject.layout.products.items()
         ]
     )
 
@@ -168,13 +167,13 @@ def gains(subject: Subject, ratios: Mapping[str, float]) -> dict[str, float]:
     gain_of: dict[str, float] = {}
     for name, parameter in subject.parameters.items():
         part, (owner, _, attribute) = anatomy.part(name), name.rpartition(".")
+        entries = parameter.detach() + part.offset if part.offset else parameter.detach()
         if part.role.trait.fan == "model":  # a table looks its rows up, the others sum over their inputs
-            gain = rms(parameter.detach() + part.offset)
+            gain = rms(entries)
         elif attribute == "weight" and owner in ratios:
             gain = ratios[owner]
         else:
-            gain = rms(parameter.detach() + part.offset)
-            gain *= math.prod(parameter.shape[axis] for axis in part.fan_in) ** 0.5
+            gain = rms(entries) * math.prod(parameter.shape[axis] for axis in part.fan_in) ** 0.5
         inside = abs(subject.forward.inside.get(owner, 1.0)) if owner in subject.forward.sites else 1.0
         gain_of[name] = gain * subject.factor(name) / inside
     readout = anatomy.readout.module
@@ -193,9 +192,11 @@ def scale_(subject: Subject, factor: Callable[[str], float]) -> None:
     """Multiply every parameter by the factor of its template, in the coordinates w + offset."""
     with torch.no_grad():
         for name, parameter in subject.parameters.items():
-            c, offset = factor(subject.anatomy.template(name)), subject.anatomy.part(name).offset
+            c = factor(subject.anatomy.template(name))
             if c != 1.0:
-                parameter.mul_(c).add_((c - 1) * offset)
+                parameter.mul_(c)
+            if c != 1.0 and (offset := subject.anatomy.part(name).offset):
+                parameter.add_((c - 1) * offset)
 
 
 @torch.no_grad()
@@ -319,8 +320,7 @@ def scaled_readout(subject: Subject, factor: float) -> AbstractContextManager[No
 
 @torch.no_grad()
 def _restore(subject: Subject, start: Mapping[str, Tensor]) -> None:
-    for name, parameter in subject.parameters.items():
-        parameter.copy_(start[name])
+    torch._foreach_copy_(list(subject.parameters.values()), [start[name] for name in subject.parameters])
 
 
 @dataclass(frozen=True)
@@ -339,8 +339,8 @@ def _first_step(subject: Subject, batch: Batch) -> FirstStep:
     unsigned: dict[str, Tensor] = {}
     subject.zero_grad()
     bare = BareGradients({n: p for n, p in tensors.items() if subject.anatomy.part(n).role.trait.bare})
-    conditions = ConditionGradients(subject.model, subject.anatomy)
-    outputs = SplitOutputs(subject.model, {n: p for n, p in tensors.items() if _may_be_split(subject, n)})
+    conditions = ConditionGradients(subject.layout.blocks)
+    outputs = SplitOutputs({name: module for name, module in subject.layout.linears.items() if name in tensors})
     with _unsigned_gradients(subject, unsigned):
         with bare if bare.vectors else nullcontext(), conditions.watching(), outputs.watching():
             loss = subject.loss_everywhere(batch)
@@ -364,12 +364,6 @@ def _first_step(subject: Subject, batch: Batch) -> FirstStep:
             split = zip(torch.split(p.grad, sizes[name]), torch.split(steps[name], sizes[name]), strict=True)
             parts[name] = [(len(g), _pull(g, g, step, subject.columns[name])) for g, step in split]
     return FirstStep(pulls, squares, steps, parts)
-
-
-def _may_be_split(subject: Subject, name: str) -> bool:
-    """A matrix of a linear layer in a block. The columns of Hugging Face's Conv1D are its outputs."""
-    module, trait = subject.model.get_submodule(name.rpartition(".")[0]), subject.anatomy.part(name).role.trait
-    return isinstance(module, nn.Linear) and name.endswith(".weight") and trait.inside and trait.matrix
 
 
 def _pull(gradient: Tensor, aligned: Tensor, step: Tensor, column: Column) -> float:
@@ -440,17 +434,12 @@ def geometric_mean(values: list[float]) -> float:
 def _unsigned_gradients(subject: Subject, kept: dict[str, Tensor]) -> Iterator[None]:
     """Σ |term| over tokens and heads of the gradients of gains and biases. Matrices keep their plain gradient."""
     sums: dict[str, tuple[Tensor, Tensor]] = {}
-    handles = []
-    for name, module in subject.model.named_modules():
-        vectors = {
-            f"{name}.{n}": p for n, p in module.named_parameters(recurse=False) if p.dim() == 1 and p.requires_grad
-        }
-        if vectors and not any(True for _ in module.children()):
-            handles.append(module.register_forward_hook(_keeper(subject, vectors, sums), prepend=True))
-    with _hooks(handles):
+    holders = subject.layout.vectors
+    with _hooks([m.register_forward_hook(_keeper(subject, vectors, sums), prepend=True) for m, vectors in holders]):
         yield
+    every = {name: p for _, vectors in holders for name, p in vectors.items()}
     for name, (signed, unsigned) in sums.items():
-        gradient = subject.model.get_parameter(name).grad
+        gradient = every[name].grad
         if gradient is not None and (signed - gradient).abs().max() <= 1e-3 * unsigned.max():
             kept[name] = unsigned  # otherwise the module is no gain or bias after all
 
@@ -470,7 +459,7 @@ def _keeper(
         if any(rows.shape[-1] != p.numel() for p in vectors.values()):
             return
         normed = rows.detach()
-        for name in vectors.keys() - set(gains):
+        for name in vectors.keys() - set(gains) if gains else ():  # only the terms of gains need it
             normed = normed - vectors[name].detach()
         for name in gains:
             normed = normed / (vectors[name].detach() + parts[name].offset)
