@@ -6,6 +6,7 @@ modules that make the queries and keys, through rotary embeddings and factors of
 """
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,9 @@ HEAD_SIZE = ("head_dim", "d_head", "head_size", "attention_head_size", "dim_head
 HEADS = ("num_heads", "n_head", "n_heads", "num_attention_heads", "nhead", "heads", "h")
 PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
 SOFTMAXES = ("softmax", "log_softmax")
+MOVES = re.compile(
+    r"^((Unsafe)?View|Transpose|Permute|T|Unsqueeze|Squeeze|Split|SplitWithSizes|Unbind|Select|Slice|Clone)$"
+)
 
 
 @dataclass(frozen=True)
@@ -207,6 +211,11 @@ def _follow(tensors: Sequence[Tensor], made: Mapping[Node, Call]) -> Path:
     call = made[nodes[0]]
     if len(nodes) > 1:
         return Path(call.site, 1.0, f"its queries come from several modules, of which '{call.site}' is one")
+    bare_norm = not any(True for _ in call.module.parameters())
+    fused = f"its queries come from a fused projection ('{call.site}')"
+    if len(tensors) == 1 and not bare_norm and _only_moved(tensors[0], nodes[0]):
+        whole = tensors[0].numel() == call.made.numel()
+        return Path(call.site, 1.0 if tensors[0].any() else 0.0, "" if whole else fused)
     weights = [torch.randn(t.shape, generator=torch.Generator().manual_seed(0)) for t in tensors]
     total = torch.stack([(t * w).sum() for t, w in zip(tensors, weights, strict=True)]).sum()
     (grad,) = torch.autograd.grad(total, [call.made], retain_graph=True)
@@ -219,9 +228,16 @@ def _follow(tensors: Sequence[Tensor], made: Mapping[Node, Call]) -> Path:
         normalised = f"its queries are normalised after '{call.site}', which takes any factor away"
         return Path(call.site, _rms(tensors[0]), normalised)
     if not part.all():
-        return Path(call.site, factor, f"its queries come from a fused projection ('{call.site}')")
-    bare_norm = not any(True for _ in call.module.parameters())
+        return Path(call.site, factor, fused)
     return Path(call.site, _rms(tensors[0]) if bare_norm else factor, "")
+
+
+def _only_moved(tensor: Tensor, source: Node) -> bool:
+    """True if a tensor holds numbers that a node returned, each once at most: their size needs no measurement."""
+    node = tensor.grad_fn
+    while node is not None and node is not source and MOVES.search(op(node)):
+        node = below(node)[0]
+    return node is source
 
 
 def _sources(root: Node | None, made: Mapping[Node, Call]) -> tuple[list[Node], bool]:
