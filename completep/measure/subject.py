@@ -26,6 +26,7 @@ from completep.config import Shape
 from completep.errors import UserError
 from completep.load import call_factory, load_factory
 from completep.measure.layout import Layout
+from completep.measure.optimizers import SGD, AdamW, Muon
 from completep.rules.parametrize import Hints, parametrize_on, resolve
 from completep.rules.scaling import Factors, Scaling
 from completep.rules.table import COMPLETEP, RANDOM_SUM, SP, Column, Role, Rules, alpha, optimizer_kind
@@ -435,14 +436,14 @@ def make_optimizers(scaling: Scaling, setting: Setting) -> tuple[torch.optim.Opt
     """The optimizer of the setting; Muon for hidden matrices has AdamW beside it for the other roles."""
     lr, decay = setting.lr, setting.weight_decay
     if setting.optimizer == "sgd":
-        return (torch.optim.SGD(scaling.param_groups(lr, weight_decay=decay, optimizer="sgd")),)
+        return (SGD(scaling.param_groups(lr, weight_decay=decay, optimizer="sgd")),)
     hidden = _roles_for_muon(scaling) if setting.optimizer == "muon" else []
     others = [role for role in Role if role not in hidden]
     groups = scaling.param_groups(lr, weight_decay=decay, eps=setting.eps, roles=others)
-    adamw = torch.optim.AdamW(groups, betas=paper.BETAS, fused=True)
+    adamw = AdamW(groups, betas=paper.BETAS, fused=True)
     if not hidden:
         return (adamw,)
-    return torch.optim.Muon(scaling.param_groups(lr, weight_decay=decay, optimizer="muon", roles=hidden)), adamw
+    return Muon(scaling.param_groups(lr, weight_decay=decay, optimizer="muon", roles=hidden)), adamw
 
 
 def _roles_for_muon(scaling: Scaling) -> list[Role]:
@@ -454,7 +455,7 @@ def _roles_for_muon(scaling: Scaling) -> list[Role]:
 
 def plain_adamw(model: nn.Module, setting: Setting) -> torch.optim.AdamW:
     lr, decay, eps = setting.lr, setting.weight_decay, setting.eps
-    return torch.optim.AdamW(model.parameters(), lr, paper.BETAS, eps, decay, fused=True)
+    return AdamW(model.parameters(), lr, paper.BETAS, eps, decay, fused=True)
 
 
 def reference(rules: Rules) -> Rules:
@@ -488,7 +489,8 @@ def _refuse_swapped(expected: Scaling, source: Source, shape: Shape) -> None:
 
 def _refuse_not_finite(model: nn.Module) -> None:
     for name, parameter in named_parameters(model):
-        if not parameter.is_meta and not parameter.isfinite().all():
+        # One number that is not finite makes a sum that is not. Finite numbers may overflow it.
+        if not (parameter.is_meta or parameter.detach().sum().isfinite() or parameter.isfinite().all()):
             what = f"the factory returned a model whose '{name}' is not finite"
             raise UserError(what, fix="correct its starting values")
 

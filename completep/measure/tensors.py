@@ -30,6 +30,7 @@ from completep.anatomy.trace import find_logits, first_tensor, given_tensor, str
 from completep.measure.bare import BareGradients
 from completep.measure.conditions import ConditionGradients
 from completep.measure.coordinates import rms
+from completep.measure.optimizers import AdamW
 from completep.measure.outputs import PartRow, SplitOutputs
 from completep.measure.subject import Batch, Batches, Subject
 from completep.rules.multipliers import ScaleOutput
@@ -288,7 +289,7 @@ def train_(subject: Subject, factors: Mapping[str, float], batches: Batches, ste
         {"params": [p], "lr": subject.settings[n].lr * abs(factors[subject.anatomy.template(n)])}
         for n, p in tensors.items()
     ]
-    optimizer = torch.optim.AdamW(groups, betas=paper.BETAS, eps=NO_EPS, weight_decay=0.0)
+    optimizer = AdamW(groups, betas=paper.BETAS, eps=NO_EPS, weight_decay=0.0)
     for step in range(steps):
         optimizer.zero_grad()
         subject.loss(batches(step)).backward()  # type: ignore[no-untyped-call]
