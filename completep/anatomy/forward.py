@@ -147,9 +147,10 @@ class Bench:
         linears = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
         self.own_linears = any(type(m).forward is not nn.Linear.forward for m in linears.values())
         self.inside = {n: factor for n, m in linears.items() if (factor := _inside(m)) != 1.0}
-        set_parameters_(model, _result_biases(model, anatomy))
-        set_parameters_(model, _open_gates(model, anatomy))
-        set_parameters_(model, _zero_writers(model, anatomy))
+        names = [name for name, _ in model.named_parameters()]
+        set_parameters_(model, _result_biases(names, anatomy))
+        set_parameters_(model, _open_gates(names, anatomy))
+        set_parameters_(model, _zero_writers(names, anatomy))
 
     @recording()
     def measure(self, *, training: bool = False) -> ForwardFactors:
@@ -274,23 +275,22 @@ def _may_make_queries(name: str, module: nn.Module, anatomy: Anatomy) -> bool:
     return not attention and (single or is_product(module) or anatomy.template(name) in anatomy.norms)
 
 
-def _result_biases(model: nn.Module, anatomy: Anatomy) -> dict[str, float]:
+def _result_biases(names: Sequence[str], anatomy: Anatomy) -> dict[str, float]:
     """Biases of results at 0, where a nonlinearity after them, such as a sigmoid, has one slope at every size."""
-    traits = {name: anatomy.part(plain(name)).role.trait for name, _ in model.named_parameters()}
+    traits = {name: anatomy.part(plain(name)).role.trait for name in names}
     return {name: 0.0 for name, t in traits.items() if t.acts_on == "logits" and t.fan == "fixed"}
 
 
-def _open_gates(model: nn.Module, anatomy: Anatomy) -> dict[str, float]:
+def _open_gates(names: Sequence[str], anatomy: Anatomy) -> dict[str, float]:
     """Gates that are the same number at every size: gains and biases at 1, matrices at 0."""
-    gates = {n: p for n, p in model.named_parameters() if anatomy.template(n) in anatomy.gates}
+    gates = [name for name in names if anatomy.template(name) in anatomy.gates]
     opened = {name: 0.0 if anatomy.part(name).role.trait.matrix else 1.0 for name in gates}
     return opened | dict.fromkeys(anatomy.conditions, 0.0)
 
 
-def _zero_writers(model: nn.Module, anatomy: Anatomy) -> dict[str, float]:
+def _zero_writers(names: Sequence[str], anatomy: Anatomy) -> dict[str, float]:
     writers = {p for b in anatomy.branches for p in b.parameters}
-    names = [name for name, _ in model.named_parameters() if anatomy.template(name) in writers]
-    return {name: -anatomy.part(name).offset for name in names}
+    return {name: -anatomy.part(name).offset for name in names if anatomy.template(name) in writers}
 
 
 def _mean_gradient(stream: Tensor, sources: list[Tensor]) -> float:

@@ -26,6 +26,7 @@ HEAD_SIZE = ("head_dim", "d_head", "head_size", "attention_head_size", "dim_head
 HEADS = ("num_heads", "n_head", "n_heads", "num_attention_heads", "nhead", "heads", "h")
 PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
 SOFTMAXES = ("softmax", "log_softmax")
+LAYERS = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)  # inside, no activation is multiplied with another
 MOVES = re.compile(
     r"^((Unsafe)?View|Transpose|Permute|T|Unsqueeze|Squeeze|Split|SplitWithSizes|Unbind|Select|Slice|Clone)$"
 )
@@ -80,9 +81,11 @@ class Recorder(TorchFunctionMode):
         self.fused = {n: m.head_dim for n, m in modules.items() if isinstance(m, nn.MultiheadAttention)}
         self.handles: list[RemovableHandle] = []
         for name, module in modules.items():
-            self.handles.append(module.register_forward_pre_hook(self._entering(name)))
-            leaving = self._leaving(name, is_source(name, module))
-            self.handles.append(module.register_forward_hook(leaving, prepend=True))
+            if type(module) not in LAYERS:
+                self.handles.append(module.register_forward_pre_hook(self._entering(name)))
+                self.handles.append(module.register_forward_hook(self._leaving, prepend=True))
+            if is_source(name, module):
+                self.handles.append(module.register_forward_hook(self._made(name), prepend=True))
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
@@ -92,12 +95,14 @@ class Recorder(TorchFunctionMode):
     def _entering(self, name: str) -> Callable[[nn.Module, object], None]:
         return lambda module, args: self.running.append(name)
 
-    def _leaving(self, name: str, source: bool) -> Callable[[nn.Module, object, object], None]:
+    def _leaving(self, module: nn.Module, args: object, output: object) -> None:
+        self.running.pop()
+
+    def _made(self, name: str) -> Callable[[nn.Module, object, object], None]:
         """This runs before a multiplier's own hook, so the multiplier is part of the measured scale."""
 
         def hook(module: nn.Module, args: object, output: object) -> None:
-            self.running.pop()
-            if source and isinstance(output, Tensor) and output.grad_fn is not None:
+            if isinstance(output, Tensor) and output.grad_fn is not None:
                 self.made.setdefault(output.grad_fn, Call(name, module, (), {}, None, output))
 
         return hook

@@ -309,11 +309,12 @@ class Scaling:
 
     def _warn_of_constructor_weights(self, tensors: Mapping[str, Tensor]) -> None:
         """Weights that neither `init_` nor a checkpoint has filled do not have the table's starting size."""
+        if self.origin.initialised or is_loaded(self.model, self.origin):
+            return
         drawn = [n for n, r in self.parameters.items() if r.role.trait.start == "random" and r.fold == 1.0]
         trained = [n for n in drawn if tensors[n].requires_grad]  # folding changes the others
-        known = self.origin.initialised or is_loaded(self.model, self.origin)
         scaled = any(self.settings(name).init_std != 1.0 for name in trained)
-        if scaled and not known and as_constructed(tensors, self.origin, trained):
+        if scaled and as_constructed(tensors, self.origin, trained):
             what = "the weights are as the constructor made them, not as the rules start them"
             warnings.warn(f"{what}; call scaling.init_(std=…) first, or load a checkpoint", stacklevel=3)
 
