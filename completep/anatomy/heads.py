@@ -26,6 +26,7 @@ HEAD_SIZE = ("head_dim", "d_head", "head_size", "attention_head_size", "dim_head
 HEADS = ("num_heads", "n_head", "n_heads", "num_attention_heads", "nhead", "heads", "h")
 PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
 SOFTMAXES = ("softmax", "log_softmax")
+SEEN = frozenset((*PRODUCTS, *SOFTMAXES, "scaled_dot_product_attention", "sum", "mean"))
 LAYERS = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)  # inside, no activation is multiplied with another
 MOVES = re.compile(
     r"^((Unsafe)?View|Transpose|Permute|T|Unsqueeze|Squeeze|Split|SplitWithSizes|Unbind|Select|Slice|Clone)$"
@@ -112,6 +113,8 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
+        if name not in SEEN:
+            return func(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             q, k = (args[i] if len(args) > i else kwargs[key] for i, key in enumerate(("query", "key")))
             scale = kwargs.get("scale")

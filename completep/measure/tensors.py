@@ -16,7 +16,7 @@ there is far less noise.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from statistics import median
@@ -101,10 +101,11 @@ def branch_share(subject: Subject, batch: Batch) -> float:
     """
     site = subject.anatomy.tap
     whole = stream_of(subject.model, site, batch[0])[0].clone()
-    start = {name: p.detach().clone() for name, p in subject.parameters.items()}
+    writers = {n: p for n, p in subject.parameters.items() if subject.anatomy.template(n) in subject.writers}
+    start = {name: p.detach().clone() for name, p in writers.items()}
     scale_(subject, lambda template: 0.0 if template in subject.writers else 1.0)
     entry = stream_of(subject.model, site, batch[0])[0].clone()
-    _restore(subject, start)
+    _set(subject, start)
     sizes, added = entry.norm(dim=-1), (whole - entry).norm(dim=-1)
     seen = sizes > 0  # the row of a padding token is zero
     return rms(added[seen] / sizes[seen])
@@ -222,27 +223,26 @@ def measure_tensors(subject: Subject, batch: Batch, gain: Mapping[str, float]) -
 
     The second list is of matrices whose outputs are split, if the first backward pass reaches them.
     """
-    start = {name: p.detach().clone() for name, p in subject.parameters.items()}
     first = _first_step(subject, batch)
     pulls, squares, steps = first.pulls, first.squares, first.steps
     late: set[str] = set()
     moved: dict[str, Tensor] = {}
     for _ in range(ROUNDS):
         still = {name for name, square in squares.items() if square == 0}
-        zero = [name for name in steps if start[name].dim() > 1 and not start[name].any()] if still else []
+        zero = [name for name in steps if name in moved or _is_zero_matrix(subject.parameters[name])] if still else []
         if not zero:
             break
         for name in zero:  # what starts at zero hides the gradients of others: it moves first, as far as it should
             if name not in moved and steps[name].any():
                 right = subject.expected_settings(name).lr * paper.CHECK_LR
                 moved[name] = steps[name] * right / subject.settings[name].lr
-        _restore(subject, start | moved)
+        _set(subject, moved)
         later = _first_step(subject, batch)
         steps = later.steps
         pulls |= {name: later.pulls[name] for name in still}
         squares |= {name: later.squares[name] for name in still}
         late |= still
-    _restore(subject, start)
+    _set(subject, {name: torch.zeros_like(step) for name, step in moved.items()})
     templates: dict[str, list[str]] = {}
     for name in pulls:
         templates.setdefault(subject.anatomy.template(name), []).append(name)
@@ -259,6 +259,10 @@ def measure_tensors(subject: Subject, batch: Batch, gain: Mapping[str, float]) -
         rows.append(TensorRow(name, role, Column.ADAM, 0, None, 1, None, None, 1, None, 1, gain[name], *expected, None))
     early = {t: names for t, names in templates.items() if late.isdisjoint(names)}
     return rows, list(_part_rows(subject, early, first.parts))
+
+
+def _is_zero_matrix(parameter: Tensor) -> bool:
+    return parameter.dim() > 1 and not parameter.any()
 
 
 def _part_rows(
@@ -320,8 +324,9 @@ def scaled_readout(subject: Subject, factor: float) -> AbstractContextManager[No
 
 
 @torch.no_grad()
-def _restore(subject: Subject, start: Mapping[str, Tensor]) -> None:
-    torch._foreach_copy_(list(subject.parameters.values()), [start[name] for name in subject.parameters])
+def _set(subject: Subject, values: Mapping[str, Tensor]) -> None:
+    for name, value in values.items():
+        subject.parameters[name].copy_(value)
 
 
 @dataclass(frozen=True)
@@ -335,7 +340,7 @@ class FirstStep:
 
 
 def _first_step(subject: Subject, batch: Batch) -> FirstStep:
-    """One backward pass and one step. The weights are lost."""
+    """One backward pass and one step, after which the weights are as before."""
     tensors = {name: p for name, p in subject.parameters.items() if name in subject.settings}
     unsigned: dict[str, Tensor] = {}
     subject.zero_grad()
@@ -350,21 +355,30 @@ def _first_step(subject: Subject, batch: Batch) -> FirstStep:
     unsigned |= bare.unsigned()
     outside = {n: p for n, p in tensors.items() if not subject.anatomy.part(n).role.trait.inside}
     unsigned |= conditions.unsigned(outside)
-    torch._foreach_zero_([p.detach() for p in tensors.values()])  # what the optimizer adds is then exact
-    subject.first_step(NO_EPS)
-    steps = {name: p.detach() for name, p in tensors.items()}
+    steps = _steps(subject, tensors)
+    gradients = {name: p.grad for name, p in tensors.items() if p.grad is not None}
+    aligned = {name: unsigned.get(name, gradient) for name, gradient in gradients.items()}
     pulls, squares = dict.fromkeys(tensors, 0.0), dict.fromkeys(tensors, 0.0)
+    squares |= {n: norm**2 / tensors[n].numel() for n, norm in zip(aligned, _norms(aligned.values(), 2), strict=True)}
     parts: dict[str, Parts] = {}
-    for name, p in tensors.items():
-        if p.grad is None:
-            continue
-        aligned = unsigned.get(name, p.grad)
-        pulls[name] = _pull(p.grad, aligned, steps[name], subject.columns[name])
-        squares[name] = _norm(aligned) ** 2 / p.numel()
+    for name, gradient in gradients.items():
+        pulls[name] = _pull(gradient, aligned[name], steps[name], subject.columns[name])
         if name in sizes:
-            split = zip(torch.split(p.grad, sizes[name]), torch.split(steps[name], sizes[name]), strict=True)
+            split = zip(torch.split(gradient, sizes[name]), torch.split(steps[name], sizes[name]), strict=True)
             parts[name] = [(len(g), _pull(g, g, step, subject.columns[name])) for g, step in split]
     return FirstStep(pulls, squares, steps, parts)
+
+
+def _steps(subject: Subject, tensors: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """What the first step adds, from zeros in place of the weights: what the optimizer adds is then exact."""
+    weights = {name: p.data for name, p in tensors.items()}
+    for p in tensors.values():
+        p.data = torch.zeros_like(p.data)
+    subject.first_step(NO_EPS)
+    steps = {name: p.data for name, p in tensors.items()}
+    for name, p in tensors.items():
+        p.data = weights[name]
+    return steps
 
 
 def _pull(gradient: Tensor, aligned: Tensor, step: Tensor, column: Column) -> float:
@@ -379,6 +393,12 @@ def _pull(gradient: Tensor, aligned: Tensor, step: Tensor, column: Column) -> fl
 def _norm(x: Tensor, order: int = 2) -> float:
     """Summed in float64."""
     return float(torch.linalg.vector_norm(x, order, dtype=torch.float64))
+
+
+def _norms(tensors: Iterable[Tensor], order: int) -> list[float]:
+    """The same for many tensors."""
+    norms = torch._foreach_norm(list(tensors), order, dtype=torch.float64)
+    return [float(norm) for norm in norms]
 
 
 def _row(
