@@ -8,7 +8,7 @@ import sysconfig
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -215,14 +215,17 @@ class Subject:
 
     def site(self, name: str) -> str | None:
         """The module at the end of a branch, or the readout, whose product this parameter makes."""
-        anatomy, template = self.anatomy, self.anatomy.template(name)
-        ends = {p: branch.module for branch in anatomy.branches for p in branch.parameters}
-        outlets = {outlet.weight: outlet.module for outlet in anatomy.outlets if outlet.weight in outlet.parameters}
-        module = (outlets | ends).get(template)
-        stack = anatomy.stack_of(name)
+        module, stack = self._ends.get(self.anatomy.template(name)), self.anatomy.stack_of(name)
         if module is None or stack is None or (match := stack.pattern.match(name)) is None:
             return module
         return module.replace("*", match.group(1), 1).replace("*", stack.expert(name) or "*", 1)
+
+    @cached_property
+    def _ends(self) -> dict[str, str | None]:
+        """By template of a parameter: the template of such a module."""
+        anatomy = self.anatomy
+        outlets = {outlet.weight: outlet.module for outlet in anatomy.outlets if outlet.weight in outlet.parameters}
+        return outlets | {p: branch.module for branch in anatomy.branches for p in branch.parameters}
 
     @cached_property
     def writers(self) -> set[str]:
@@ -334,6 +337,7 @@ class Subjects:
         self.resolved: Scaling | None = None
         self.factors: ForwardFactors | None = None
         self.layout: Layout | None = None
+        self.recipes: tuple[Recipe, ...] = ()
 
     def start(self, seed: int) -> Subject:
         """A model at its start: weights drawn with this seed, and a new optimizer."""
@@ -361,7 +365,8 @@ class Subjects:
             fresh = dict(named_parameters(_model_and_optimizers(self.source.make(self.shape))[0]))
             scaling.constructed = {name: fresh[name].detach().clone() for name in scaling.constructed}
         self.parametrized = scaling.init_(self.setting.std, seed=seed)
-        optimizers = make_optimizers(scaling, self.setting)
+        self.recipes = self.recipes or tuple(optimizer_recipes(scaling, self.setting))
+        optimizers = tuple(recipe.make() for recipe in self.recipes)
         return self._subject(replace(scaling, rules=reference(self.rules)), optimizers)
 
     def _subject(self, expected: Scaling, optimizers: tuple[torch.optim.Optimizer, ...]) -> Subject:
@@ -432,18 +437,29 @@ def _refuse_group(optimizer: torch.optim.Optimizer, group: Mapping[str, object])
         raise UserError(what, fix="use AdamW, whose weight decay is decoupled, or weight_decay=0")
 
 
-def make_optimizers(scaling: Scaling, setting: Setting) -> tuple[torch.optim.Optimizer, ...]:
+@dataclass(frozen=True)
+class Recipe:
+    """A new optimizer of the same parameters for every seed."""
+
+    kind: Callable[[list[dict[str, object]]], torch.optim.Optimizer]
+    groups: list[dict[str, object]]
+
+    def make(self) -> torch.optim.Optimizer:
+        return self.kind([dict(group) for group in self.groups])
+
+
+def optimizer_recipes(scaling: Scaling, setting: Setting) -> Iterator[Recipe]:
     """The optimizer of the setting; Muon for hidden matrices has AdamW beside it for the other roles."""
     lr, decay = setting.lr, setting.weight_decay
     if setting.optimizer == "sgd":
-        return (SGD(scaling.param_groups(lr, weight_decay=decay, optimizer="sgd")),)
+        yield Recipe(SGD, scaling.param_groups(lr, weight_decay=decay, optimizer="sgd"))
+        return
     hidden = _roles_for_muon(scaling) if setting.optimizer == "muon" else []
+    if hidden:
+        yield Recipe(Muon, scaling.param_groups(lr, weight_decay=decay, optimizer="muon", roles=hidden))
     others = [role for role in Role if role not in hidden]
     groups = scaling.param_groups(lr, weight_decay=decay, eps=setting.eps, roles=others)
-    adamw = AdamW(groups, betas=paper.BETAS, fused=True)
-    if not hidden:
-        return (adamw,)
-    return Muon(scaling.param_groups(lr, weight_decay=decay, optimizer="muon", roles=hidden)), adamw
+    yield Recipe(partial(AdamW, betas=paper.BETAS, fused=True), groups)
 
 
 def _roles_for_muon(scaling: Scaling) -> list[Role]:

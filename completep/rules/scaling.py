@@ -80,7 +80,10 @@ class Resolved:
         ratios = self.ratios(rule)
         lr, eps = rule.lr(*ratios) * folded.lr * muon, rule.eps(*ratios) * folded.eps
         decay = rule.weight_decay(*ratios) * folded.weight_decay / muon if self.role.trait.decayed else 0.0
-        return Factors(rule.init_std(*ratios) * c, lr, decay, eps)
+        return Factors(self.init_std(rule, c), lr, decay, eps)
+
+    def init_std(self, rule: Rule, c: float) -> float:
+        return rule.init_std(*self.ratios(rule)) * c
 
 
 @dataclass(eq=False, repr=False)
@@ -212,7 +215,7 @@ class Scaling:
         generator = torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8]) >> 1)
         noise = torch.randn(r.shape, generator=generator, device="cpu")
         noise = noise.double() if parameter.dtype == torch.float64 else noise
-        return noise.mul_(std * self.settings(r.name).init_std)
+        return noise.mul_(std * r.init_std(self.rules.rule_of(r.template, r.role), c))
 
     def _start_in_words(self, r: Resolved, std: float) -> str:
         c = self.fold_factor(r.name)
