@@ -2,8 +2,10 @@
 
 The check (one backward pass per shape and seed) is compared with the movement check (ten steps and a pass per role) at
 the same shapes and seeds, each with its own default batches, in one process with one thread. What counts there is CPU
-time, which depends less on what else runs, and the smaller of two runs. The coordinate check is compared with the
-same grid in plain PyTorch, which stores activations with hooks and does one run after another, with torch's threads.
+time, which depends less on what else runs, and the smallest of five runs, done in turn.
+
+The coordinate check is compared with the same grid in plain PyTorch, which stores activations with hooks and does one
+run after another, with torch's threads.
 
     python benchmarks/check_speed.py [DEEPEST]     128 by default
     python benchmarks/check_speed.py family        only the small family
@@ -86,7 +88,7 @@ def family():
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     seconds = {}
-    for _ in range(2):  # in turn, so that both see the same load
+    for _ in range(5):  # in turn, so that both see the same load
         for name, measure, setting in (("check s", survey, CHECK), ("movement s", coordinate_check, SETTING)):
             start = time.process_time()
             measure(source, [COMPLETEP], FAMILY, setting, seeds=SEEDS, workers=1)

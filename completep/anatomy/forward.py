@@ -1,7 +1,7 @@
 """The factors that a forward pass already contains, measured: the model may apply them anywhere."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -112,7 +112,6 @@ class BareProbes(TorchFunctionMode):
         return self.known.get(id(tensor if tensor._base is None else tensor._base))
 
 
-@recording()
 def measure_forward(
     model: nn.Module, anatomy: Anatomy, example: Example | None = None, *, training: bool = False
 ) -> ForwardFactors:
@@ -120,29 +119,59 @@ def measure_forward(
 
     With `training`, it is also run in training mode, where it may have other factors.
     """
-    return _measure(runnable(copied(model)), anatomy, example, training=training)
+    return make_bench(model, anatomy, example).measure(training=training)
 
 
-def _measure(model: nn.Module, anatomy: Anatomy, example: Example | None, *, training: bool) -> ForwardFactors:
-    """This overwrites the weights of the model, and leaves hooks on it."""
-    example = guess_example(model) if example is None else example
-    randomise_(model)
-    set_stream_scales_(model, anatomy.part)
-    with torch.no_grad():
-        for weight in {outlet.weight for outlet in anatomy.outlets}:
-            model.get_parameter(weight).mul_(1e-2)  # small logits, where a soft-cap does nothing
-    inside = {n: factor for n, m in model.named_modules() if isinstance(m, nn.Linear) and (factor := _inside(m)) != 1.0}
-    set_parameters_(model, _result_biases(model, anatomy))
-    set_parameters_(model, _open_gates(model, anatomy))
-    set_parameters_(model, _zero_writers(model, anatomy))
-    factors = _run(model, anatomy, example, inside)
-    return _with_training(factors, model, anatomy, example, inside) if training else factors
+@recording()
+def make_bench(model: nn.Module, anatomy: Anatomy, example: Example | None) -> "Bench":
+    """With a copy of the model, on the CPU."""
+    with on_cpu():
+        return Bench(runnable(copied(model)), anatomy, example)
+
+
+class Bench:
+    """A model to measure the factors of its forward pass on, also again after a change. This overwrites its weights."""
+
+    def __init__(self, model: nn.Module, anatomy: Anatomy, example: Example | None) -> None:
+        self.model, self.anatomy = model, anatomy
+        self.example = guess_example(model) if example is None else example
+        self._fill()
+
+    def _fill(self) -> None:
+        model, anatomy = self.model, self.anatomy
+        randomise_(model)
+        set_stream_scales_(model, anatomy.part)
+        with torch.no_grad():
+            for weight in {outlet.weight for outlet in anatomy.outlets}:
+                model.get_parameter(weight).mul_(1e-2)  # small logits, where a soft-cap does nothing
+        linears = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
+        self.own_linears = any(type(m).forward is not nn.Linear.forward for m in linears.values())
+        self.inside = {n: factor for n, m in linears.items() if (factor := _inside(m)) != 1.0}
+        names = [name for name, _ in model.named_parameters()]
+        set_parameters_(model, _result_biases(names, anatomy))
+        set_parameters_(model, _open_gates(names, anatomy))
+        set_parameters_(model, _zero_writers(names, anatomy))
+
+    @recording()
+    def measure(self, *, training: bool = False) -> ForwardFactors:
+        """One forward pass; with `training`, another one in training mode."""
+        given = self.model, self.anatomy, self.example, self.inside
+        with on_cpu():
+            factors = _run(*given)
+            return _with_training(factors, *given) if training else factors
+
+    def measure_again(self) -> ForwardFactors:
+        """After multipliers were put on the model. Linear layers of a class of their own may apply them inside."""
+        if self.own_linears:
+            self._fill()
+        return self.measure()
 
 
 def _with_training(
     factors: ForwardFactors, model: nn.Module, anatomy: Anatomy, example: Example, inside: dict[str, float]
 ) -> ForwardFactors:
     """The factors of training mode beside those of evaluation mode. Random ones say nothing about the size."""
+    buffers = {name: b.clone() for name, b in model.named_buffers()}
     try:
         with torch.random.fork_rng(devices=[]), training_without_dropout(model):
             before = torch.random.get_rng_state()
@@ -150,43 +179,55 @@ def _with_training(
             drawn = not torch.equal(before, torch.random.get_rng_state())
     except (UserError, RuntimeError, KeyError, IndexError):  # the proof says if training mode cannot be run or seen
         return factors
+    finally:
+        _restore_buffers(model, buffers)
     a, b = factors._all(), trained._all()
     if all(abs(a[name] - b[name]) <= 1e-3 * abs(a[name]) for name in a.keys() & b.keys()):
         return factors
     return replace(factors, training=None if drawn else trained, drawn=drawn)
 
 
+@torch.no_grad()
+def _restore_buffers(model: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Training mode changes the running statistics of a batch norm."""
+    for name, buffer in model.named_buffers():
+        if name in values and values[name].shape == buffer.shape:
+            buffer.copy_(values[name])
+
+
 def _run(model: nn.Module, anatomy: Anatomy, example: Example, inside: dict[str, float]) -> ForwardFactors:
     """One forward pass, with probes."""
+    modules = dict(model.named_modules())
     # A table may scale its rows itself, so its own gradient counts. Of an input projection, its output is taken.
     tables = {t for t in anatomy.tables if isinstance(model.get_submodule(_site(t)), nn.Embedding)}
     projections = {_site(t): t for t in anatomy.tables if t not in tables}
     ends = {b.module for b in anatomy.branches if b.module} | projections.keys()
-    probes = {n: Probe() for n, _ in model.named_modules() if anatomy.template(n) in ends}
-    for name, probe in probes.items():
-        model.get_submodule(name).register_forward_hook(probe, prepend=True)  # before a multiplier's own hook
-    normed = {outlet.module: _outputs(model, outlet.norm) for outlet in anatomy.outlets if outlet.module}
-    readouts = {outlet.module: _outputs(model, outlet.module) for outlet in anatomy.outlets if outlet.module}
-    norms = {n: _outputs(model, n) for n, _ in model.named_modules() if anatomy.template(n) in anatomy.norms}
-    recorder = Recorder(model, lambda name: _may_make_queries(model, name, anatomy))
+    probes = {n: Probe() for n in modules if anatomy.template(n) in ends}
     loose = {p for branch in anatomy.branches if branch.module is None for p in branch.parameters}
-    ending = {n: p for n, p in model.named_parameters() if anatomy.template(n) in loose}
+    ending = {n: p for n, p in model.named_parameters() if anatomy.template(n) in loose} if loose else {}
     bare = BareProbes(ending)
-    with (
-        bare if ending else nullcontext(),
-        recorder,
-        inputs_kept(model, *readouts) as kept,
-        stream_kept(model, anatomy.tap) as streams,
-    ):
-        output = run(model, example)
+    with ExitStack() as hooks:
+        for name, probe in probes.items():  # before a multiplier's own hook
+            hooks.callback(modules[name].register_forward_hook(probe, prepend=True).remove)
+        normed = {o.module: _outputs(model, o.norm, hooks) for o in anatomy.outlets if o.module}
+        readouts = {o.module: _outputs(model, o.module, hooks) for o in anatomy.outlets if o.module}
+        norms = {n: _outputs(model, n, hooks) for n in modules if anatomy.template(n) in anatomy.norms}
+        recorder = Recorder(model, lambda name, module: _may_make_queries(name, module, anatomy))
+        with (
+            bare if ending else nullcontext(),
+            recorder,
+            inputs_kept(model, *readouts) as kept,
+            stream_kept(model, anatomy.tap) as streams,
+        ):
+            output = run(model, example)
     logits, stream = logits_of(output), streams[-1]
     results = [tensor for _, tensor in results_of(output) if tensor is not logits]
     zeros = {name: probe.zeros for name, probe in probes.items() if probe.zeros is not None}
-    sites = {name: value * inside.get(name, 1.0) for name, value in _arriving(stream, zeros).items()}
+    arriving = _arriving(stream, zeros | {name: model.get_parameter(name) for name in tables})
+    sites = {name: arriving.pop(name) * inside.get(name, 1.0) for name in zeros}
     sites |= _experts(list(probes), sites, anatomy)
     on_bare = {name: _mean_gradient(stream, zeros) for name, zeros in bare.zeros.items()}
-    embeddings = {table: sites.pop(site) for site, table in projections.items()}
-    embeddings |= _arriving(stream, {name: model.get_parameter(name) for name in tables})
+    embeddings = {table: sites.pop(site) for site, table in projections.items()} | arriving
     for site, made in readouts.items():
         x = next(
             (x for x in normed[site][-1:] if x.shape == kept[site].shape), kept[site]
@@ -219,38 +260,37 @@ def _site(table: str) -> str:
     return table.rpartition(".")[0]
 
 
-def _outputs(model: nn.Module, site: str | None) -> list[Tensor]:
+def _outputs(model: nn.Module, site: str | None, hooks: ExitStack) -> list[Tensor]:
     """Fills with what a module returns, after all hooks on it."""
     outputs: list[Tensor] = []
     if site:
-        model.get_submodule(site).register_forward_hook(lambda m, args, output: outputs.append(output))
+        handle = model.get_submodule(site).register_forward_hook(lambda m, args, output: outputs.append(output))
+        hooks.callback(handle.remove)
     return outputs
 
 
-def _may_make_queries(model: nn.Module, name: str, anatomy: Anatomy) -> bool:
-    module = model.get_submodule(name)
+def _may_make_queries(name: str, module: nn.Module, anatomy: Anatomy) -> bool:
     single = not any(True for _ in module.children()) and any(True for _ in module.parameters())
     attention = isinstance(module, nn.MultiheadAttention)
     return not attention and (single or is_product(module) or anatomy.template(name) in anatomy.norms)
 
 
-def _result_biases(model: nn.Module, anatomy: Anatomy) -> dict[str, float]:
+def _result_biases(names: Sequence[str], anatomy: Anatomy) -> dict[str, float]:
     """Biases of results at 0, where a nonlinearity after them, such as a sigmoid, has one slope at every size."""
-    traits = {name: anatomy.part(plain(name)).role.trait for name, _ in model.named_parameters()}
+    traits = {name: anatomy.part(plain(name)).role.trait for name in names}
     return {name: 0.0 for name, t in traits.items() if t.acts_on == "logits" and t.fan == "fixed"}
 
 
-def _open_gates(model: nn.Module, anatomy: Anatomy) -> dict[str, float]:
+def _open_gates(names: Sequence[str], anatomy: Anatomy) -> dict[str, float]:
     """Gates that are the same number at every size: gains and biases at 1, matrices at 0."""
-    gates = {n: p for n, p in model.named_parameters() if anatomy.template(n) in anatomy.gates}
+    gates = [name for name in names if anatomy.template(name) in anatomy.gates]
     opened = {name: 0.0 if anatomy.part(name).role.trait.matrix else 1.0 for name in gates}
     return opened | dict.fromkeys(anatomy.conditions, 0.0)
 
 
-def _zero_writers(model: nn.Module, anatomy: Anatomy) -> dict[str, float]:
+def _zero_writers(names: Sequence[str], anatomy: Anatomy) -> dict[str, float]:
     writers = {p for b in anatomy.branches for p in b.parameters}
-    names = [name for name, _ in model.named_parameters() if anatomy.template(name) in writers]
-    return {name: -anatomy.part(name).offset for name in names}
+    return {name: -anatomy.part(name).offset for name in names if anatomy.template(name) in writers}
 
 
 def _mean_gradient(stream: Tensor, sources: list[Tensor]) -> float:
@@ -305,8 +345,12 @@ class OwnFactors:
     @cached_property
     def here(self) -> ForwardFactors:
         """Of the whole model, which must not be on the meta device."""
-        with on_cpu():
-            return measure_forward(self.model, self.anatomy, self.example, training=True)
+        return self.bench.measure(training=True)
+
+    @cached_property
+    def bench(self) -> Bench:
+        """A copy of the whole model."""
+        return make_bench(self.model, self.anatomy, self.example)
 
     @property
     def is_whole(self) -> bool:
@@ -326,7 +370,7 @@ class OwnFactors:
             small = reduced(self.model, self.anatomy.blocks, self._rows(), self._buffers)
             try:
                 if small is not None:
-                    return _measure(small, self.anatomy, self.example, training=True)
+                    return Bench(small, self.anatomy, self.example).measure(training=True)
                 why = f"even one block of it has more than {LARGEST_SPECIMEN:,} parameters"
             except Exception as error:  # the forward pass of any model may fail with fewer blocks than it expects
                 why = f"a copy with one block of each kind does not run ({type(error).__name__}: {error})"
@@ -358,8 +402,7 @@ class OwnFactors:
     def _at_base(self) -> ForwardFactors | None:
         if self.base.real is None:
             return None
-        with on_cpu():
-            factors = measure_forward(self.base.real, self.anatomy, self.example, training=True)
+        factors = measure_forward(self.base.real, self.anatomy, self.example, training=True)
         return _by_template(factors, self.anatomy.template)
 
 

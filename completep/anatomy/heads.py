@@ -6,6 +6,7 @@ modules that make the queries and keys, through rotary embeddings and factors of
 """
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 
 from completep.anatomy.calls import Call
 from completep.anatomy.contractions import summed_axes
@@ -24,6 +26,11 @@ HEAD_SIZE = ("head_dim", "d_head", "head_size", "attention_head_size", "dim_head
 HEADS = ("num_heads", "n_head", "n_heads", "num_attention_heads", "nhead", "heads", "h")
 PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
 SOFTMAXES = ("softmax", "log_softmax")
+SEEN = frozenset((*PRODUCTS, *SOFTMAXES, "scaled_dot_product_attention", "sum", "mean"))
+LAYERS = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)  # inside, no activation is multiplied with another
+MOVES = re.compile(
+    r"^((Unsafe)?View|Transpose|Permute|T|Unsqueeze|Squeeze|Split|SplitWithSizes|Unbind|Select|Slice|Clone)$"
+)
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,7 @@ class Recorder(TorchFunctionMode):
     Other products of two activations are only noted: linear attention, or a softmax that is written out.
     """
 
-    def __init__(self, model: nn.Module, is_source: Callable[[str], bool]) -> None:
+    def __init__(self, model: nn.Module, is_source: Callable[[str, nn.Module], bool]) -> None:
         super().__init__()
         self.running: list[str] = [""]  # the modules that are running, innermost last
         self.made: dict[Node, Call] = {}  # outputs of modules that may be the queries or keys
@@ -71,28 +78,43 @@ class Recorder(TorchFunctionMode):
         self.kept: list[Tensor] = []  # so that no id is used again
         self.scores: list[Scores] = []
         self.unscaled: dict[int, Product] = {}  # by id of the result: products that no softmax has taken yet
-        self.fused = {n: m.head_dim for n, m in model.named_modules() if isinstance(m, nn.MultiheadAttention)}
-        for name, module in model.named_modules():
-            module.register_forward_pre_hook(lambda m, args, name=name: self.running.append(name))
-            module.register_forward_hook(lambda m, args, output: self._left(), prepend=True)
-            if is_source(name):
-                module.register_forward_hook(
-                    lambda m, args, output, name=name: self._made(name, m, output), prepend=True
-                )
+        modules = dict(model.named_modules())
+        self.fused = {n: m.head_dim for n, m in modules.items() if isinstance(m, nn.MultiheadAttention)}
+        self.handles: list[RemovableHandle] = []
+        for name, module in modules.items():
+            if type(module) not in LAYERS:
+                self.handles.append(module.register_forward_pre_hook(self._entering(name)))
+                self.handles.append(module.register_forward_hook(self._leaving, prepend=True))
+            if is_source(name, module):
+                self.handles.append(module.register_forward_hook(self._made(name), prepend=True))
 
-    def _left(self) -> None:
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        for handle in self.handles:
+            handle.remove()
+
+    def _entering(self, name: str) -> Callable[[nn.Module, object], None]:
+        return lambda module, args: self.running.append(name)
+
+    def _leaving(self, module: nn.Module, args: object, output: object) -> None:
         self.running.pop()
 
-    def _made(self, name: str, module: nn.Module, output: object) -> None:
-        """Runs before a multiplier's own hook, so the multiplier is part of the measured scale."""
-        if isinstance(output, Tensor) and output.grad_fn is not None:
-            self.made.setdefault(output.grad_fn, Call(name, module, (), {}, None, output))
+    def _made(self, name: str) -> Callable[[nn.Module, object, object], None]:
+        """This runs before a multiplier's own hook, so the multiplier is part of the measured scale."""
+
+        def hook(module: nn.Module, args: object, output: object) -> None:
+            if isinstance(output, Tensor) and output.grad_fn is not None:
+                self.made.setdefault(output.grad_fn, Call(name, module, (), {}, None, output))
+
+        return hook
 
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
+        if name not in SEEN:
+            return func(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             q, k = (args[i] if len(args) > i else kwargs[key] for i, key in enumerate(("query", "key")))
             scale = kwargs.get("scale")
@@ -197,6 +219,11 @@ def _follow(tensors: Sequence[Tensor], made: Mapping[Node, Call]) -> Path:
     call = made[nodes[0]]
     if len(nodes) > 1:
         return Path(call.site, 1.0, f"its queries come from several modules, of which '{call.site}' is one")
+    bare_norm = not any(True for _ in call.module.parameters())
+    fused = f"its queries come from a fused projection ('{call.site}')"
+    if len(tensors) == 1 and not bare_norm and _only_moved(tensors[0], nodes[0]):
+        whole = tensors[0].numel() == call.made.numel()
+        return Path(call.site, 1.0 if tensors[0].any() else 0.0, "" if whole else fused)
     weights = [torch.randn(t.shape, generator=torch.Generator().manual_seed(0)) for t in tensors]
     total = torch.stack([(t * w).sum() for t, w in zip(tensors, weights, strict=True)]).sum()
     (grad,) = torch.autograd.grad(total, [call.made], retain_graph=True)
@@ -209,9 +236,16 @@ def _follow(tensors: Sequence[Tensor], made: Mapping[Node, Call]) -> Path:
         normalised = f"its queries are normalised after '{call.site}', which takes any factor away"
         return Path(call.site, _rms(tensors[0]), normalised)
     if not part.all():
-        return Path(call.site, factor, f"its queries come from a fused projection ('{call.site}')")
-    bare_norm = not any(True for _ in call.module.parameters())
+        return Path(call.site, factor, fused)
     return Path(call.site, _rms(tensors[0]) if bare_norm else factor, "")
+
+
+def _only_moved(tensor: Tensor, source: Node) -> bool:
+    """True if a tensor holds numbers that a node returned, each once at most: their size needs no measurement."""
+    node = tensor.grad_fn
+    while node is not None and node is not source and MOVES.search(op(node)):
+        node = below(node)[0]
+    return node is source
 
 
 def _sources(root: Node | None, made: Mapping[Node, Call]) -> tuple[list[Node], bool]:

@@ -5,6 +5,7 @@ A parameter without a role is an error that lists all of them: nothing is treate
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeVar
 
 from torch import Tensor, nn
@@ -90,8 +91,15 @@ class Anatomy:
         """The stacks that are blocks."""
         return tuple(s for s in self.stacks if not s.side)
 
+    @cached_property
+    def _templates(self) -> dict[str, str]:
+        """Those asked for so far. A model has few names, and each is asked for many times."""
+        return {}
+
     def template(self, name: str) -> str:
-        return template(name, self.stacks)
+        if (known := self._templates.get(name)) is None:
+            known = self._templates[name] = template(name, self.stacks)
+        return known
 
     def part(self, name: str) -> Part:
         return self.parts[self.template(name)]

@@ -4,6 +4,8 @@ In: a factory of models at several sizes, or the losses of a sweep. Out: `Check`
 `TransferCheck`, each a `Result` with its numbers as fields.
 
     words.py          PASS, FAIL, INCONCLUSIVE, and which is the worst
+    layout.py         the parameters and modules of a model, found once for all its seeds
+    optimizers.py     torch's optimizers without its compiler
     subject.py        a model and its optimizer at one shape, and its batches
     pool.py           a function over many items, one process per core
     bare.py           gradients of bare vectors, added up without their signs

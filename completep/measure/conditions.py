@@ -11,19 +11,14 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from completep.anatomy.roles import Anatomy
 from completep.anatomy.trace import given_tensor
 
 
 class ConditionGradients:
     """Watches what the blocks are given beside the stream. After the backward pass, `unsigned` has Σ |term|."""
 
-    def __init__(self, model: nn.Module, anatomy: Anatomy) -> None:
-        self.blocks = [
-            module
-            for name, module in model.named_modules()
-            if any((match := stack.pattern.match(name)) and match.end() == len(name) for stack in anatomy.blocks)
-        ]
+    def __init__(self, blocks: Sequence[nn.Module]) -> None:
+        self.blocks = blocks
         self.streams: list[Tensor] = []  # what the blocks are given first
         self.given: list[Tensor] = []  # what they are given beside it
         self.terms: list[tuple[Tensor, Tensor]] = []  # (what one block was given, its gradient from this block)

@@ -17,6 +17,7 @@ from completep.anatomy.names import named_parameters
 from completep.config import Shape
 from completep.measure.curves import Transfer, judge_transfer
 from completep.measure.kept import Kept
+from completep.measure.optimizers import AdamW
 from completep.measure.pool import each
 from completep.measure.subject import Setting, Source, Subject, Subjects, make_batches, random_batch, speaking_of
 from completep.measure.words import Progress, quiet
@@ -111,4 +112,4 @@ def _optimizer(subject: Subject, trial: Trial) -> torch.optim.AdamW:
             groups.append(
                 {"params": [parameter], "lr": trained.lr * times, "weight_decay": trained.weight_decay, "eps": eps}
             )
-    return torch.optim.AdamW(groups, betas=paper.BETAS)
+    return AdamW(groups, betas=paper.BETAS)

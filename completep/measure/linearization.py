@@ -32,6 +32,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from completep.errors import UserError
 from completep.files import open_regular
+from completep.measure.optimizers import AdamW
 from completep.measure.pool import each
 from completep.measure.subject import python_bytes
 from completep.measure.words import Progress, Word, quiet
@@ -216,7 +217,7 @@ def moved_block(
     named = dict(block.named_parameters())
     loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
     grads = torch.autograd.grad(loss, tuple(named.values()))
-    optimizer = torch.optim.AdamW(scaling.param_groups(lr))
+    optimizer = AdamW(scaling.param_groups(lr))
     rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
     moves = tuple(-rates[id(p)] * g.sign() for p, g in zip(named.values(), grads, strict=True))
     with torch.no_grad():

@@ -27,8 +27,9 @@ class PartRow:
 class SplitOutputs:
     """Watches what linear layers return, and finds in the graph of the loss how that is split."""
 
-    def __init__(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-        self.modules = {name: model.get_submodule(name.rpartition(".")[0]) for name in weights}
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        """`modules` are by their weights."""
+        self.modules = modules
         self.made: dict[str, Tensor] = {}
 
     @contextmanager

@@ -8,7 +8,7 @@ import sysconfig
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -25,6 +25,8 @@ from completep.anatomy.trace import call, find_logits, logits_of
 from completep.config import Shape
 from completep.errors import UserError
 from completep.load import call_factory, load_factory
+from completep.measure.layout import Layout
+from completep.measure.optimizers import SGD, AdamW, Muon
 from completep.rules.parametrize import Hints, parametrize_on, resolve
 from completep.rules.scaling import Factors, Scaling
 from completep.rules.table import COMPLETEP, RANDOM_SUM, SP, Column, Role, Rules, alpha, optimizer_kind
@@ -118,20 +120,16 @@ class Subject:
     optimizers: tuple[torch.optim.Optimizer, ...]
     expected: Scaling  # what the reference rules say about every parameter
     forward: ForwardFactors  # the multipliers in the forward pass, measured
+    layout: Layout
 
     @property
     def anatomy(self) -> Anatomy:
         return self.expected.anatomy
 
-    @cached_property
+    @property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """By name, as in `named_parameters`. To walk the modules of a deep model takes as long as a forward pass."""
-        return dict(named_parameters(self.model))
-
-    @cached_property
-    def depths(self) -> dict[str, int]:
-        """The number of blocks in each stack, by stem."""
-        return {stack.stem: stack.depth(self.parameters) for stack in self.anatomy.stacks}
+        """By name, as in `named_parameters`."""
+        return self.layout.parameters
 
     @cached_property
     def settings(self) -> dict[str, Trained]:
@@ -217,14 +215,17 @@ class Subject:
 
     def site(self, name: str) -> str | None:
         """The module at the end of a branch, or the readout, whose product this parameter makes."""
-        anatomy, template = self.anatomy, self.anatomy.template(name)
-        ends = {p: branch.module for branch in anatomy.branches for p in branch.parameters}
-        outlets = {outlet.weight: outlet.module for outlet in anatomy.outlets if outlet.weight in outlet.parameters}
-        module = (outlets | ends).get(template)
-        stack = anatomy.stack_of(name)
+        module, stack = self._ends.get(self.anatomy.template(name)), self.anatomy.stack_of(name)
         if module is None or stack is None or (match := stack.pattern.match(name)) is None:
             return module
         return module.replace("*", match.group(1), 1).replace("*", stack.expert(name) or "*", 1)
+
+    @cached_property
+    def _ends(self) -> dict[str, str | None]:
+        """By template of a parameter: the template of such a module."""
+        anatomy = self.anatomy
+        outlets = {outlet.weight: outlet.module for outlet in anatomy.outlets if outlet.weight in outlet.parameters}
+        return outlets | {p: branch.module for branch in anatomy.branches for p in branch.parameters}
 
     @cached_property
     def writers(self) -> set[str]:
@@ -269,7 +270,7 @@ class Subject:
     def share(self, names: list[str]) -> float:
         """The share of a stack's blocks that have a parameter. It changes with depth if the first block lacks it."""
         stack = self.anatomy.stack_of(names[0])
-        return 1.0 if stack is None else stack.depth(names) / self.depths[stack.stem]
+        return 1.0 if stack is None else stack.depth(names) / self.layout.depths[stack.stem]
 
     def roles(self) -> dict[Role, list[nn.Parameter]]:
         """The trained parameters of each role."""
@@ -335,6 +336,8 @@ class Subjects:
         self.parametrized: Scaling | None = None
         self.resolved: Scaling | None = None
         self.factors: ForwardFactors | None = None
+        self.layout: Layout | None = None
+        self.recipes: tuple[Recipe, ...] = ()
 
     def start(self, seed: int) -> Subject:
         """A model at its start: weights drawn with this seed, and a new optimizer."""
@@ -350,7 +353,8 @@ class Subjects:
         if not optimizers and self.rules.key == NO_RULES.key:
             optimizers = (plain_adamw(model, self.setting),)
         if not optimizers:
-            return self._under_rules(parametrize_on(self.examined, model, self.rules, hints), seed)
+            scaling, self.factors = parametrize_on(self.examined, model, self.rules, hints)
+            return self._under_rules(scaling, seed)
         if self.resolved is None:
             self.resolved, own = resolve(model, self.examined, reference(self.rules), hints)
             self.factors = own.here.trained if own.is_whole else None
@@ -361,14 +365,17 @@ class Subjects:
             fresh = dict(named_parameters(_model_and_optimizers(self.source.make(self.shape))[0]))
             scaling.constructed = {name: fresh[name].detach().clone() for name in scaling.constructed}
         self.parametrized = scaling.init_(self.setting.std, seed=seed)
-        optimizers = make_optimizers(scaling, self.setting)
+        self.recipes = self.recipes or tuple(optimizer_recipes(scaling, self.setting))
+        optimizers = tuple(recipe.make() for recipe in self.recipes)
         return self._subject(replace(scaling, rules=reference(self.rules)), optimizers)
 
     def _subject(self, expected: Scaling, optimizers: tuple[torch.optim.Optimizer, ...]) -> Subject:
         _refuse_swapped(expected, self.source, self.shape)
         if self.factors is None:  # they do not depend on the weights
             self.factors = measure_forward(expected.model, expected.anatomy, self.example)
-        return Subject(expected.model, optimizers, expected, self.factors)
+        if self.layout is None or self.layout.model is not expected.model:
+            self.layout = Layout(expected.model, expected.anatomy)
+        return Subject(expected.model, optimizers, expected, self.factors, self.layout)
 
 
 class Family:
@@ -430,18 +437,29 @@ def _refuse_group(optimizer: torch.optim.Optimizer, group: Mapping[str, object])
         raise UserError(what, fix="use AdamW, whose weight decay is decoupled, or weight_decay=0")
 
 
-def make_optimizers(scaling: Scaling, setting: Setting) -> tuple[torch.optim.Optimizer, ...]:
+@dataclass(frozen=True)
+class Recipe:
+    """A new optimizer of the same parameters for every seed."""
+
+    kind: Callable[[list[dict[str, object]]], torch.optim.Optimizer]
+    groups: list[dict[str, object]]
+
+    def make(self) -> torch.optim.Optimizer:
+        return self.kind([dict(group) for group in self.groups])
+
+
+def optimizer_recipes(scaling: Scaling, setting: Setting) -> Iterator[Recipe]:
     """The optimizer of the setting; Muon for hidden matrices has AdamW beside it for the other roles."""
     lr, decay = setting.lr, setting.weight_decay
     if setting.optimizer == "sgd":
-        return (torch.optim.SGD(scaling.param_groups(lr, weight_decay=decay, optimizer="sgd")),)
+        yield Recipe(SGD, scaling.param_groups(lr, weight_decay=decay, optimizer="sgd"))
+        return
     hidden = _roles_for_muon(scaling) if setting.optimizer == "muon" else []
+    if hidden:
+        yield Recipe(Muon, scaling.param_groups(lr, weight_decay=decay, optimizer="muon", roles=hidden))
     others = [role for role in Role if role not in hidden]
     groups = scaling.param_groups(lr, weight_decay=decay, eps=setting.eps, roles=others)
-    adamw = torch.optim.AdamW(groups, betas=paper.BETAS, fused=True)
-    if not hidden:
-        return (adamw,)
-    return torch.optim.Muon(scaling.param_groups(lr, weight_decay=decay, optimizer="muon", roles=hidden)), adamw
+    yield Recipe(partial(AdamW, betas=paper.BETAS, fused=True), groups)
 
 
 def _roles_for_muon(scaling: Scaling) -> list[Role]:
@@ -453,7 +471,7 @@ def _roles_for_muon(scaling: Scaling) -> list[Role]:
 
 def plain_adamw(model: nn.Module, setting: Setting) -> torch.optim.AdamW:
     lr, decay, eps = setting.lr, setting.weight_decay, setting.eps
-    return torch.optim.AdamW(model.parameters(), lr, paper.BETAS, eps, decay, fused=True)
+    return AdamW(model.parameters(), lr, paper.BETAS, eps, decay, fused=True)
 
 
 def reference(rules: Rules) -> Rules:
@@ -487,7 +505,8 @@ def _refuse_swapped(expected: Scaling, source: Source, shape: Shape) -> None:
 
 def _refuse_not_finite(model: nn.Module) -> None:
     for name, parameter in named_parameters(model):
-        if not parameter.is_meta and not parameter.isfinite().all():
+        # One number that is not finite makes a sum that is not. Finite numbers may overflow it.
+        if not (parameter.is_meta or parameter.detach().sum().isfinite() or parameter.isfinite().all()):
             what = f"the factory returned a model whose '{name}' is not finite"
             raise UserError(what, fix="correct its starting values")
 

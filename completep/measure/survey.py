@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
@@ -174,11 +174,11 @@ def survey(
     for done, (job, measured) in enumerate(_all(measure, jobs, workers, kept), 1):
         labels = {"rules": job.rules.key, "width": job.shape.width, "depth": job.shape.depth, **axes, **job.grown}
         untrained |= dict.fromkeys(measured.untrained)
-        attentions += [labels | asdict(row) for row in measured.attentions]
+        attentions += [labels | vars(row) for row in measured.attentions]
         for seed, (state, rows) in measured.seeds.items():
-            states.append(labels | {"seed": seed} | asdict(state))
-            tensors += [labels | {"seed": seed} | asdict(row) for row in rows]
-            parts += [labels | {"seed": seed} | asdict(row) for row in measured.parts.get(seed, ())]
+            states.append(labels | {"seed": seed} | vars(state))
+            tensors += [labels | {"seed": seed} | vars(row) for row in rows]
+            parts += [labels | {"seed": seed} | vars(row) for row in measured.parts.get(seed, ())]
         progress(done, len(jobs), str(job))
     order = ["rules", "width", "depth", *axes]
     frames = (pl.DataFrame(rows, infer_schema_length=None) for rows in (tensors, states, attentions, parts))

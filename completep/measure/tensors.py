@@ -16,7 +16,7 @@ there is far less noise.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from statistics import median
@@ -30,6 +30,7 @@ from completep.anatomy.trace import find_logits, first_tensor, given_tensor, str
 from completep.measure.bare import BareGradients
 from completep.measure.conditions import ConditionGradients
 from completep.measure.coordinates import rms
+from completep.measure.optimizers import AdamW
 from completep.measure.outputs import PartRow, SplitOutputs
 from completep.measure.subject import Batch, Batches, Subject
 from completep.rules.multipliers import ScaleOutput
@@ -100,10 +101,11 @@ def branch_share(subject: Subject, batch: Batch) -> float:
     """
     site = subject.anatomy.tap
     whole = stream_of(subject.model, site, batch[0])[0].clone()
-    start = {name: p.detach().clone() for name, p in subject.parameters.items()}
+    writers = {n: p for n, p in subject.parameters.items() if subject.anatomy.template(n) in subject.writers}
+    start = {name: p.detach().clone() for name, p in writers.items()}
     scale_(subject, lambda template: 0.0 if template in subject.writers else 1.0)
     entry = stream_of(subject.model, site, batch[0])[0].clone()
-    _restore(subject, start)
+    _set(subject, start)
     sizes, added = entry.norm(dim=-1), (whole - entry).norm(dim=-1)
     seen = sizes > 0  # the row of a padding token is zero
     return rms(added[seen] / sizes[seen])
@@ -140,8 +142,7 @@ def _ratios_kept(subject: Subject, kept: dict[str, float]) -> AbstractContextMan
     return _hooks(
         [
             module.register_forward_hook(watch(name), with_kwargs=True, prepend=True)  # before any multiplier's hook
-            for name, module in subject.model.named_modules()
-            if is_linear(module) or is_convolution(module)
+            for name, module in subject.layout.products.items()
         ]
     )
 
@@ -168,13 +169,13 @@ def gains(subject: Subject, ratios: Mapping[str, float]) -> dict[str, float]:
     gain_of: dict[str, float] = {}
     for name, parameter in subject.parameters.items():
         part, (owner, _, attribute) = anatomy.part(name), name.rpartition(".")
+        entries = parameter.detach() + part.offset if part.offset else parameter.detach()
         if part.role.trait.fan == "model":  # a table looks its rows up, the others sum over their inputs
-            gain = rms(parameter.detach() + part.offset)
+            gain = rms(entries)
         elif attribute == "weight" and owner in ratios:
             gain = ratios[owner]
         else:
-            gain = rms(parameter.detach() + part.offset)
-            gain *= math.prod(parameter.shape[axis] for axis in part.fan_in) ** 0.5
+            gain = rms(entries) * math.prod(parameter.shape[axis] for axis in part.fan_in) ** 0.5
         inside = abs(subject.forward.inside.get(owner, 1.0)) if owner in subject.forward.sites else 1.0
         gain_of[name] = gain * subject.factor(name) / inside
     readout = anatomy.readout.module
@@ -193,9 +194,11 @@ def scale_(subject: Subject, factor: Callable[[str], float]) -> None:
     """Multiply every parameter by the factor of its template, in the coordinates w + offset."""
     with torch.no_grad():
         for name, parameter in subject.parameters.items():
-            c, offset = factor(subject.anatomy.template(name)), subject.anatomy.part(name).offset
+            c = factor(subject.anatomy.template(name))
             if c != 1.0:
-                parameter.mul_(c).add_((c - 1) * offset)
+                parameter.mul_(c)
+            if c != 1.0 and (offset := subject.anatomy.part(name).offset):
+                parameter.add_((c - 1) * offset)
 
 
 @torch.no_grad()
@@ -220,27 +223,26 @@ def measure_tensors(subject: Subject, batch: Batch, gain: Mapping[str, float]) -
 
     The second list is of matrices whose outputs are split, if the first backward pass reaches them.
     """
-    start = {name: p.detach().clone() for name, p in subject.parameters.items()}
     first = _first_step(subject, batch)
     pulls, squares, steps = first.pulls, first.squares, first.steps
     late: set[str] = set()
     moved: dict[str, Tensor] = {}
     for _ in range(ROUNDS):
         still = {name for name, square in squares.items() if square == 0}
-        zero = [name for name in steps if start[name].dim() > 1 and not start[name].any()] if still else []
+        zero = [name for name in steps if name in moved or _is_zero_matrix(subject.parameters[name])] if still else []
         if not zero:
             break
         for name in zero:  # what starts at zero hides the gradients of others: it moves first, as far as it should
             if name not in moved and steps[name].any():
                 right = subject.expected_settings(name).lr * paper.CHECK_LR
                 moved[name] = steps[name] * right / subject.settings[name].lr
-        _restore(subject, start | moved)
+        _set(subject, moved)
         later = _first_step(subject, batch)
         steps = later.steps
         pulls |= {name: later.pulls[name] for name in still}
         squares |= {name: later.squares[name] for name in still}
         late |= still
-    _restore(subject, start)
+    _set(subject, {name: torch.zeros_like(step) for name, step in moved.items()})
     templates: dict[str, list[str]] = {}
     for name in pulls:
         templates.setdefault(subject.anatomy.template(name), []).append(name)
@@ -257,6 +259,10 @@ def measure_tensors(subject: Subject, batch: Batch, gain: Mapping[str, float]) -
         rows.append(TensorRow(name, role, Column.ADAM, 0, None, 1, None, None, 1, None, 1, gain[name], *expected, None))
     early = {t: names for t, names in templates.items() if late.isdisjoint(names)}
     return rows, list(_part_rows(subject, early, first.parts))
+
+
+def _is_zero_matrix(parameter: Tensor) -> bool:
+    return parameter.dim() > 1 and not parameter.any()
 
 
 def _part_rows(
@@ -287,7 +293,7 @@ def train_(subject: Subject, factors: Mapping[str, float], batches: Batches, ste
         {"params": [p], "lr": subject.settings[n].lr * abs(factors[subject.anatomy.template(n)])}
         for n, p in tensors.items()
     ]
-    optimizer = torch.optim.AdamW(groups, betas=paper.BETAS, eps=NO_EPS, weight_decay=0.0)
+    optimizer = AdamW(groups, betas=paper.BETAS, eps=NO_EPS, weight_decay=0.0)
     for step in range(steps):
         optimizer.zero_grad()
         subject.loss(batches(step)).backward()  # type: ignore[no-untyped-call]
@@ -318,9 +324,9 @@ def scaled_readout(subject: Subject, factor: float) -> AbstractContextManager[No
 
 
 @torch.no_grad()
-def _restore(subject: Subject, start: Mapping[str, Tensor]) -> None:
-    for name, parameter in subject.parameters.items():
-        parameter.copy_(start[name])
+def _set(subject: Subject, values: Mapping[str, Tensor]) -> None:
+    for name, value in values.items():
+        subject.parameters[name].copy_(value)
 
 
 @dataclass(frozen=True)
@@ -334,13 +340,13 @@ class FirstStep:
 
 
 def _first_step(subject: Subject, batch: Batch) -> FirstStep:
-    """One backward pass and one step. The weights are lost."""
+    """One backward pass and one step, after which the weights are as before."""
     tensors = {name: p for name, p in subject.parameters.items() if name in subject.settings}
     unsigned: dict[str, Tensor] = {}
     subject.zero_grad()
     bare = BareGradients({n: p for n, p in tensors.items() if subject.anatomy.part(n).role.trait.bare})
-    conditions = ConditionGradients(subject.model, subject.anatomy)
-    outputs = SplitOutputs(subject.model, {n: p for n, p in tensors.items() if _may_be_split(subject, n)})
+    conditions = ConditionGradients(subject.layout.blocks)
+    outputs = SplitOutputs({name: module for name, module in subject.layout.linears.items() if name in tensors})
     with _unsigned_gradients(subject, unsigned):
         with bare if bare.vectors else nullcontext(), conditions.watching(), outputs.watching():
             loss = subject.loss_everywhere(batch)
@@ -349,27 +355,30 @@ def _first_step(subject: Subject, batch: Batch) -> FirstStep:
     unsigned |= bare.unsigned()
     outside = {n: p for n, p in tensors.items() if not subject.anatomy.part(n).role.trait.inside}
     unsigned |= conditions.unsigned(outside)
-    torch._foreach_zero_([p.detach() for p in tensors.values()])  # what the optimizer adds is then exact
-    subject.first_step(NO_EPS)
-    steps = {name: p.detach() for name, p in tensors.items()}
+    steps = _steps(subject, tensors)
+    gradients = {name: p.grad for name, p in tensors.items() if p.grad is not None}
+    aligned = {name: unsigned.get(name, gradient) for name, gradient in gradients.items()}
     pulls, squares = dict.fromkeys(tensors, 0.0), dict.fromkeys(tensors, 0.0)
+    squares |= {n: norm**2 / tensors[n].numel() for n, norm in zip(aligned, _norms(aligned.values(), 2), strict=True)}
     parts: dict[str, Parts] = {}
-    for name, p in tensors.items():
-        if p.grad is None:
-            continue
-        aligned = unsigned.get(name, p.grad)
-        pulls[name] = _pull(p.grad, aligned, steps[name], subject.columns[name])
-        squares[name] = _norm(aligned) ** 2 / p.numel()
+    for name, gradient in gradients.items():
+        pulls[name] = _pull(gradient, aligned[name], steps[name], subject.columns[name])
         if name in sizes:
-            split = zip(torch.split(p.grad, sizes[name]), torch.split(steps[name], sizes[name]), strict=True)
+            split = zip(torch.split(gradient, sizes[name]), torch.split(steps[name], sizes[name]), strict=True)
             parts[name] = [(len(g), _pull(g, g, step, subject.columns[name])) for g, step in split]
     return FirstStep(pulls, squares, steps, parts)
 
 
-def _may_be_split(subject: Subject, name: str) -> bool:
-    """A matrix of a linear layer in a block. The columns of Hugging Face's Conv1D are its outputs."""
-    module, trait = subject.model.get_submodule(name.rpartition(".")[0]), subject.anatomy.part(name).role.trait
-    return isinstance(module, nn.Linear) and name.endswith(".weight") and trait.inside and trait.matrix
+def _steps(subject: Subject, tensors: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """What the first step adds, from zeros in place of the weights: what the optimizer adds is then exact."""
+    weights = {name: p.data for name, p in tensors.items()}
+    for p in tensors.values():
+        p.data = torch.zeros_like(p.data)
+    subject.first_step(NO_EPS)
+    steps = {name: p.data for name, p in tensors.items()}
+    for name, p in tensors.items():
+        p.data = weights[name]
+    return steps
 
 
 def _pull(gradient: Tensor, aligned: Tensor, step: Tensor, column: Column) -> float:
@@ -384,6 +393,12 @@ def _pull(gradient: Tensor, aligned: Tensor, step: Tensor, column: Column) -> fl
 def _norm(x: Tensor, order: int = 2) -> float:
     """Summed in float64."""
     return float(torch.linalg.vector_norm(x, order, dtype=torch.float64))
+
+
+def _norms(tensors: Iterable[Tensor], order: int) -> list[float]:
+    """The same for many tensors."""
+    norms = torch._foreach_norm(list(tensors), order, dtype=torch.float64)
+    return [float(norm) for norm in norms]
 
 
 def _row(
@@ -440,17 +455,12 @@ def geometric_mean(values: list[float]) -> float:
 def _unsigned_gradients(subject: Subject, kept: dict[str, Tensor]) -> Iterator[None]:
     """Σ |term| over tokens and heads of the gradients of gains and biases. Matrices keep their plain gradient."""
     sums: dict[str, tuple[Tensor, Tensor]] = {}
-    handles = []
-    for name, module in subject.model.named_modules():
-        vectors = {
-            f"{name}.{n}": p for n, p in module.named_parameters(recurse=False) if p.dim() == 1 and p.requires_grad
-        }
-        if vectors and not any(True for _ in module.children()):
-            handles.append(module.register_forward_hook(_keeper(subject, vectors, sums), prepend=True))
-    with _hooks(handles):
+    holders = subject.layout.vectors
+    with _hooks([m.register_forward_hook(_keeper(subject, vectors, sums), prepend=True) for m, vectors in holders]):
         yield
+    every = {name: p for _, vectors in holders for name, p in vectors.items()}
     for name, (signed, unsigned) in sums.items():
-        gradient = subject.model.get_parameter(name).grad
+        gradient = every[name].grad
         if gradient is not None and (signed - gradient).abs().max() <= 1e-3 * unsigned.max():
             kept[name] = unsigned  # otherwise the module is no gain or bias after all
 
@@ -470,7 +480,7 @@ def _keeper(
         if any(rows.shape[-1] != p.numel() for p in vectors.values()):
             return
         normed = rows.detach()
-        for name in vectors.keys() - set(gains):
+        for name in vectors.keys() - set(gains) if gains else ():  # only the terms of gains need it
             normed = normed - vectors[name].detach()
         for name in gains:
             normed = normed / (vectors[name].detach() + parts[name].offset)

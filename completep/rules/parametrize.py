@@ -12,7 +12,7 @@ from torch import nn
 
 from completep.anatomy.blocks import refuse_sharing, refuse_what_has_no_rule
 from completep.anatomy.examine import examine
-from completep.anatomy.forward import OwnFactors
+from completep.anatomy.forward import ForwardFactors, OwnFactors, measure_forward
 from completep.anatomy.names import named_parameters, unwrap
 from completep.anatomy.ratios import Dimensions, Ratios, Shapes, product, shapes_of
 from completep.anatomy.roles import Anatomy
@@ -85,19 +85,30 @@ def parametrize(
             another base or other rules than it was tuned with are refused.
     """
     tuned_values = None if tuned is None else read_tuned(tuned)
-    scaling = _prepare(model, base, rules, style, Hints(roles, writers, example, specimen))
+    scaling, _ = _prepare(model, base, rules, style, Hints(roles, writers, example, specimen))
     if tuned_values is not None:
         scaling.take(tuned_values)
     return _install(scaling, style)
 
 
-def parametrize_on(base: Base, model: nn.Module, rules: Rules, hints: Hints) -> Scaling:
+def parametrize_on(base: Base, model: nn.Module, rules: Rules, hints: Hints) -> tuple[Scaling, ForwardFactors]:
     """`parametrize` for one of many models with the same base, hints and rows by name.
 
-    The base is examined for the first of them. The style is folded where a multiplier has no module to act on.
+    The base is examined for the first of them. The style is folded where a multiplier has no module to act on. The
+    second result are the factors of the forward pass with its multipliers, measured.
     """
-    scaling = _prepare(model, base, rules, None, hints)
-    return _install(scaling, multipliers.possible_style(scaling.model, scaling.multipliers))
+    scaling, own_factors = _prepare(model, base, rules, None, hints)
+    scaling = _install(scaling, multipliers.possible_style(scaling.model, scaling.multipliers))
+    return scaling, _installed_factors(scaling, own_factors)
+
+
+def _installed_factors(scaling: Scaling, own_factors: OwnFactors) -> ForwardFactors:
+    """Measured on the copy whose own factors are known already, with the same multipliers on it."""
+    if not own_factors.is_whole:
+        return measure_forward(scaling.model, scaling.anatomy, own_factors.example)
+    if scaling.style == "multiplier":
+        multipliers.install(own_factors.bench.model, scaling.multipliers)
+    return own_factors.bench.measure_again()
 
 
 def _install(scaling: Scaling, style: Style) -> Scaling:
@@ -132,13 +143,15 @@ def explain(
     The other arguments are those of `parametrize`. `std`, `lr`, `weight_decay`, `eps` and `lr_of` are your tuned base
     values. With the default of 1, the numbers are the factors themselves.
     """
-    scaling = _prepare(model, base, rules, style, Hints(roles, writers, example, specimen))
+    scaling, _ = _prepare(model, base, rules, style, Hints(roles, writers, example, specimen))
     return replace(scaling, style=style).explain(std=std, lr=lr, weight_decay=weight_decay, eps=eps, lr_of=lr_of)
 
 
 @recording()
-def _prepare(model: nn.Module, base: BaseLike | Base, rules: Rules | str, style: Style | None, hints: Hints) -> Scaling:
-    """The table for this model, after everything that can refuse the model or the style. None: any that is possible."""
+def _prepare(
+    model: nn.Module, base: BaseLike | Base, rules: Rules | str, style: Style | None, hints: Hints
+) -> tuple[Scaling, OwnFactors]:
+    """What `resolve` returns, after everything that can refuse the model or the style. None: any that is possible."""
     if style not in ("multiplier", "folded", None):
         raise UserError(f"style={style!r}", fix="use 'multiplier' or 'folded'")
     if isinstance(model, nn.Module) and multipliers.installed(unwrap(model)):
@@ -149,7 +162,7 @@ def _prepare(model: nn.Module, base: BaseLike | Base, rules: Rules | str, style:
     style = style or multipliers.possible_style(scaling.model, scaling.multipliers)
     multipliers.refuse_style(style, scaling.model, scaling.multipliers)
     unchecked = (*scaling.anatomy.unchecked, *dict.fromkeys(own_factors.unchecked))
-    return replace(scaling, unchecked=unchecked, origin=_origin(scaling, own_factors.base))
+    return replace(scaling, unchecked=unchecked, origin=_origin(scaling, own_factors.base)), own_factors
 
 
 def _origin(scaling: Scaling, base: Base) -> Origin:

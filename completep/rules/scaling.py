@@ -80,7 +80,10 @@ class Resolved:
         ratios = self.ratios(rule)
         lr, eps = rule.lr(*ratios) * folded.lr * muon, rule.eps(*ratios) * folded.eps
         decay = rule.weight_decay(*ratios) * folded.weight_decay / muon if self.role.trait.decayed else 0.0
-        return Factors(rule.init_std(*ratios) * c, lr, decay, eps)
+        return Factors(self.init_std(rule, c), lr, decay, eps)
+
+    def init_std(self, rule: Rule, c: float) -> float:
+        return rule.init_std(*self.ratios(rule)) * c
 
 
 @dataclass(eq=False, repr=False)
@@ -212,7 +215,7 @@ class Scaling:
         generator = torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8]) >> 1)
         noise = torch.randn(r.shape, generator=generator, device="cpu")
         noise = noise.double() if parameter.dtype == torch.float64 else noise
-        return noise.mul_(std * self.settings(r.name).init_std)
+        return noise.mul_(std * r.init_std(self.rules.rule_of(r.template, r.role), c))
 
     def _start_in_words(self, r: Resolved, std: float) -> str:
         c = self.fold_factor(r.name)
@@ -309,11 +312,12 @@ class Scaling:
 
     def _warn_of_constructor_weights(self, tensors: Mapping[str, Tensor]) -> None:
         """Weights that neither `init_` nor a checkpoint has filled do not have the table's starting size."""
+        if self.origin.initialised or is_loaded(self.model, self.origin):
+            return
         drawn = [n for n, r in self.parameters.items() if r.role.trait.start == "random" and r.fold == 1.0]
         trained = [n for n in drawn if tensors[n].requires_grad]  # folding changes the others
-        known = self.origin.initialised or is_loaded(self.model, self.origin)
         scaled = any(self.settings(name).init_std != 1.0 for name in trained)
-        if scaled and not known and as_constructed(tensors, self.origin, trained):
+        if scaled and as_constructed(tensors, self.origin, trained):
             what = "the weights are as the constructor made them, not as the rules start them"
             warnings.warn(f"{what}; call scaling.init_(std=…) first, or load a checkpoint", stacklevel=3)
 

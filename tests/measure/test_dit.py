@@ -9,6 +9,7 @@ import torch.nn.functional as F
 import completep as cp
 from completep import parametrize
 from completep.measure.conditions import ConditionGradients
+from completep.measure.layout import Layout
 from tests.measure.controls import planted
 from tests.measure.dit import DiT, batches
 
@@ -26,7 +27,7 @@ def test_terms_of_a_condition_are_those_of_the_blocks():
     torch.manual_seed(0)
     model, depth = DiT(32, 3), 3
     scaling = parametrize(model, base=lambda: DiT(32, 2), example=batches(0)[0]).init_(0.1, seed=0)
-    watched = ConditionGradients(model, scaling.anatomy)
+    watched = ConditionGradients(Layout(model, scaling.anatomy).blocks)
     with watched.watching():
         loss = loss_of(model)
     loss.backward(retain_graph=True)

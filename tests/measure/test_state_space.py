@@ -78,7 +78,7 @@ class Halves(nn.Module):
 
 def test_only_outputs_that_are_split_have_parts():
     model = Halves()
-    outputs = SplitOutputs(model, {n: p for n, p in model.named_parameters() if n.endswith("weight")})
+    outputs = SplitOutputs({f"{name}.weight": module for name, module in model.named_children()})
     with outputs.watching():
         loss = model(torch.randn(6, 4))
     assert outputs.sizes(loss) == {"split.weight": [2, 4], "again.weight": [5, 1]}
