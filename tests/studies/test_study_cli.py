@@ -137,7 +137,7 @@ def test_the_list_names_every_study(capsys):
         (("study", "lr-tranfer"), "no study named 'lr-tranfer'", "did you mean lr-transfer?"),
         (("study", "shape", "--set", "shap=1"), "no axis 'shap'", "did you mean shape?"),
         (("study", "lr-transfer", "--scale", "paper"), "needs the paper's amount of text", "as data"),
-        (("study", "shape", "--search", "bracket"), "search='bracket' needs a swept axis", "search='grid'"),
+        (("study", "shape", "--search", "bracket"), "no curve with a minimum to search for", "search='grid'"),
         (("study", "lr-transfer", "--workers", "0"), "workers=0", "leave workers out"),
         (("study", "lr-transfer", "--micro-batch", "0"), "micro_batch=0", "give a positive micro_batch"),
         (("study", "tau", "--set", "tau=0"), "tau=0", "positive"),

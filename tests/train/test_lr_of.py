@@ -78,5 +78,5 @@ def test_a_plan_without_the_role_leaves_its_multiplier_out_and_says_so(data):
     run = with_lr_of(small_run(data, base=Shape(32, 3), model=experts), {"embedding": 4.0, "router": 2.0})
     planned = plan(width=64, depth=12, tuned=run, experts=0)
     assert planned.run.hyperparameters.lr_of == {"embedding": 4.0}
-    assert any("no such parameter: the learning rate of router × 2" in note for note in planned.notes)
+    assert any("that this model does not have are left out: router × 2" in note for note in planned.notes)
     assert plan(width=64, depth=12, tuned=run).run.hyperparameters.lr_of == {"embedding": 4.0, "router": 2.0}
