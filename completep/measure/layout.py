@@ -58,10 +58,10 @@ class Layout:
     @cached_property
     def vectors(self) -> list[tuple[nn.Module, dict[str, nn.Parameter]]]:
         """Innermost modules, each with the trainable vectors that it holds: gains and biases."""
-        found = []
+        holders = []
         for name, module in self.modules.items():
             own = module.named_parameters(recurse=False)
             vectors = {f"{name}.{n}": p for n, p in own if p.dim() == 1 and p.requires_grad}
             if vectors and not any(True for _ in module.children()):
-                found.append((module, vectors))
-        return found
+                holders.append((module, vectors))
+        return holders
