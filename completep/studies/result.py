@@ -3,7 +3,7 @@
 import platform
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
@@ -144,6 +144,19 @@ def _data(run: Run) -> str:
     return f"{name}, sha256 {(run.data.sha256 or '?')[:16]}"
 
 
+PLAN_FACTS = ("run", "tokens", "flops", "status")  # of a line of a plan; the rest is the run's place on the axes
+
+
+def _varied(points: Sequence[Mapping[str, Value]]) -> str:
+    """Which values the points have on each axis: "depth 32; lr 5 values; seed 0, 1"."""
+    words = []
+    for axis in points[0]:
+        values = list(dict.fromkeys(point[axis] for point in points))
+        shown = ", ".join(map(_text, values)) if len(values) <= 3 else f"{len(values)} values"
+        words.append(f"{axis} {shown}")
+    return "; ".join(words)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class StudyPlan(Result):
     """What a study would run: every run with its FLOPs, what is done, and how long the rest takes."""
@@ -172,9 +185,6 @@ class StudyPlan(Result):
         title = f"What {self.experiment.name} would run"
         if not self.runs:
             return Document(title, (facts, Text(f"{self.points} {self.experiment.study.describe()}")))
-        rows: list[Mapping[str, Cell]] = [
-            {**line, "tokens": human(float(line["tokens"])), "flops": f"{line['flops']:.3g}"} for line in self.runs
-        ]
         missing = sum(line["status"] == "missing" for line in self.runs)
         pace = "measured on the runs that are done" if self.measured_pace else "a guess until the first runs are done"
         summary = (
@@ -182,7 +192,35 @@ class StudyPlan(Result):
             f"{self.flops_left:.3g} FLOPs of {self.flops:.3g}, about {duration(self.seconds_left)} "
             f"with {self.workers} at a time ({self.flops_per_second:.2g} FLOP/s each, {pace})"
         )
-        return Document(title, (facts, Table.of("Runs, each done once", rows), Text(summary)))
+        every = [
+            {**line, "tokens": human(float(line["tokens"])), "flops": f"{line['flops']:.3g}"} for line in self.runs
+        ]
+        return Document(
+            title,
+            (
+                Text(summary),
+                facts,
+                Table.of("Runs by size, each done once", self._sizes()),
+                replace(Table.of("Every run", every), collapsed=True),
+            ),
+        )
+
+    def _sizes(self) -> list[dict[str, Cell]]:
+        """Runs that vary the same axes and cost the same, as one row."""
+        groups: dict[tuple[object, ...], list[Mapping[str, Value]]] = {}
+        for line in self.runs:
+            axes = [name for name in line if name not in PLAN_FACTS]
+            groups.setdefault((*axes, line["tokens"], line["flops"]), []).append(line)
+        return [
+            {
+                "which": _varied([{n: v for n, v in line.items() if n not in PLAN_FACTS} for line in lines]),
+                "runs": len(lines),
+                "to do": sum(line["status"] == "missing" for line in lines),
+                "tokens each": human(float(lines[0]["tokens"])),
+                "FLOPs each": f"{lines[0]['flops']:.3g}",
+            }
+            for lines in groups.values()
+        ]
 
     def to_json(self) -> Json:
         plan: Json = {

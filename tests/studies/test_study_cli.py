@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from completep.cli import main
+from completep.report.document import Table
+from completep.report.terminal import as_text
 from completep.studies.design import read_words
-from completep.studies.run import settled, study_at, study_named
+from completep.studies.run import settled, study_at, study_named, study_plan
 from completep.studies.scale import LAPTOP, SCALES
 from completep.sweep.store import Store
 from tests.walks import calls_of, departures, steps
@@ -100,6 +102,17 @@ def test_dry_run_says_runs_flops_and_time(tmp_path, capsys):
     code, said, _ = run(capsys, "study", "shape", "--scale", "paper", "--dry-run", "--out", tmp_path)
     assert "2.81e+22 FLOPs" in said  # 25 shapes, three parameterizations, shared where they are one, three seeds
     assert not any(tmp_path.glob("store/*/run.json"))
+
+
+def test_a_dry_run_is_short_on_a_narrow_terminal(tmp_path):
+    """177 runs are seven rows: the summary comes first, and runs of the same size share a row."""
+    text = as_text(study_plan("lr-transfer", out=tmp_path).document(), width=80)
+    assert text.startswith("189 points, 177 different runs, 177 of them to do")
+    assert len(text.splitlines()) < 40
+    assert max(map(len, text.splitlines())) <= 80
+    table = next(part for part in study_plan("lr-transfer", out=tmp_path).document().parts if isinstance(part, Table))
+    assert sum(row[table.columns.index("runs")] for row in table.rows) == 177
+    assert any("depth 32" in row[0] and "lr 7 values" in row[0] for row in table.rows)
 
 
 def test_a_study_tunes_at_its_base_first(tmp_path, monkeypatch, capsys):
