@@ -43,7 +43,7 @@ class Backend(Protocol):
     """A place where tasks run: this machine, or a cluster."""
 
     def open(self, store: Store, tasks: Sequence[Task]) -> None:
-        """Prepare for these tasks, and refuse those that can never run here."""
+        """Prepare for these tasks and others like them, and refuse those that can never run here."""
 
     def has_room(self, task: Task) -> bool: ...
 
@@ -63,6 +63,15 @@ def unwatched(event: Event) -> None:
     """Ignore the event."""
 
 
+# What to do next, given a task that has just ended (or was done before): a search that needs the result to choose.
+More = Callable[[Task], Sequence[Task]]
+
+
+def nothing_more(task: Task) -> Sequence[Task]:
+    """All tasks are known from the start."""
+    return ()
+
+
 @dataclass
 class Engine:
     """Runs tasks on a backend."""
@@ -73,16 +82,18 @@ class Engine:
     fail_fast: bool = False  # stop if a task fails before any is done, since the others would fail too
     worked: bool = False  # whether a task has been done
     tries: dict[str, int] = field(default_factory=dict)
+    admitted: set[str] = field(default_factory=set)  # tasks of this run that were not done when they were asked for
 
-    def run(self, tasks: Sequence[Task]) -> list[Task]:
-        """Do the tasks that are not done yet, the largest first. Returns those that failed."""
-        todo = self.undone(tasks)
-        self.worked = self.worked or len(todo) < len({task.id for task in tasks})
+    def run(self, tasks: Sequence[Task], more: More = nothing_more) -> list[Task]:
+        """Do the tasks that are not done yet, the largest first, and what `more` asks for as each of them ends.
+
+        Returns those that failed.
+        """
+        self.admitted.clear()
+        self.tries.clear()
+        todo = self.admit(tasks, more)
         if not todo:
             return []
-        for task in todo:
-            self.store.reopen(task)
-        self.tries.clear()
         self.backend.open(self.store, todo)
         failed: list[Task] = []
         running = 0
@@ -107,10 +118,30 @@ class Engine:
                     else:
                         self.worked = True
                     self.on_event(event)
+                    if event.kind not in ("retry", "elsewhere"):
+                        todo[:0] = self.admit(more(ended.task), more)  # first: others may depend on them in turn
         except BaseException:
             self.backend.stop()
             raise
         return failed
+
+    def admit(self, tasks: Sequence[Task], more: More) -> list[Task]:
+        """The tasks that are left of these and of what follows those that are done, the largest first."""
+        left: list[Task] = []
+        asked = list(tasks)
+        while asked:
+            undone = self.undone(asked)
+            missing = {task.id for task in undone}
+            done = {task.id: task for task in asked if task.id not in missing}
+            self.worked = self.worked or bool(done)
+            new = [task for task in undone if task.id not in self.admitted]
+            self.admitted |= {task.id for task in new}
+            for task in new:
+                self.store.reopen(task)
+            left += new
+            asked = [following for task in done.values() for following in more(task)]
+        # If a long task started last, the other cores would be idle.
+        return sorted(left, key=lambda task: task.cost, reverse=True)
 
     def refuse_hopeless(self, event: Event) -> None:
         if self.fail_fast and not self.worked:
@@ -121,11 +152,10 @@ class Engine:
             )
 
     def undone(self, tasks: Sequence[Task]) -> list[Task]:
-        """The tasks that are left, the largest first: if a long task started last, the other cores would be idle."""
+        """The tasks that are left."""
         distinct = {task.id: task for task in tasks}
         done = self.store.results(distinct.values())
-        left = [task for name, task in distinct.items() if name not in done or not is_enough(task, done[name])]
-        return sorted(left, key=lambda task: task.cost, reverse=True)
+        return [task for name, task in distinct.items() if name not in done or not is_enough(task, done[name])]
 
     def judge(self, ended: Ended) -> Event:
         task = ended.task

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from completep.sweep.engine import Engine
+from completep.sweep.engine import Engine, More, nothing_more
 from completep.sweep.store import Store
 from completep.sweep.task import Task, Trial, Value
 
@@ -37,8 +37,11 @@ class Runner(Protocol):
     @property
     def store(self) -> Store: ...
 
-    def run(self, tasks: Sequence[Task]) -> list[Task]:
-        """Do the tasks that are not done yet. Returns those that failed."""
+    def run(self, tasks: Sequence[Task], more: More = nothing_more) -> list[Task]:
+        """Do the tasks that are not done yet, and those that `more` returns for each task as soon as it is done.
+
+        Returns those that failed.
+        """
 
 
 def unseen(losses: Losses) -> None:
@@ -52,7 +55,7 @@ class Bracketing:
     engine: Runner
     swept: str
     values: Sequence[float]
-    on_round: Callable[[Losses], None] = unseen  # called with the losses of each curve, after each round
+    on_round: Callable[[Losses], None] = unseen  # called with the losses of a curve, after each of its rounds
 
     def __post_init__(self) -> None:
         self.values = sorted(self.values)
@@ -68,7 +71,7 @@ class Bracketing:
         return self.done, self.failed
 
     def walk(self, trials: Sequence[Trial], start: float | None = None) -> float:
-        """Walk the curves of these trials together, round by round. Returns the best value of the first curve.
+        """Walk the curves of these trials, each as fast as its own runs end. Returns the best value of the first curve.
 
         Starts at `start`, by default in the middle.
         """
@@ -78,22 +81,35 @@ class Bracketing:
             curves.setdefault(key, []).append(trial)
         begin = self.values[len(self.values) // 2] if start is None else start
         losses: dict[Curve, dict[float, float]] = {key: {} for key in curves}
-        while True:
-            wanted = {key: next_values(self.values, losses[key], begin) for key in curves}
-            rounds = {
-                key: [t for t in group if t.point.number(self.swept) in wanted[key]] for key, group in curves.items()
-            }
-            batch = [trial for group in rounds.values() for trial in group]
-            if not batch:
-                break
-            self.done += batch
-            self.failed += self.engine.run([trial.task for trial in batch])
-            for key, group in rounds.items():
-                for value in wanted[key]:
-                    losses[key][value] = self._loss([t.task for t in group if t.point.number(self.swept) == value])
-                self.on_round(losses[key])
+        asked: dict[Curve, list[Trial]] = {key: [] for key in curves}  # in the round that is running
+        ended: set[str] = set()
+
+        def next_round(key: Curve) -> list[Task]:
+            """What a curve needs next, once everything that it asked for has ended."""
+            while all(trial.task.id in ended for trial in asked[key]):
+                if asked[key]:
+                    losses[key] |= self._losses(asked[key])
+                    self.on_round(losses[key])
+                wanted = next_values(self.values, losses[key], begin)
+                asked[key] = [t for t in curves[key] if t.point.number(self.swept) in wanted]
+                if not asked[key]:
+                    del asked[key]  # bracketed
+                    return []
+                self.done += asked[key]
+            return [trial.task for trial in asked[key]]
+
+        def more(task: Task) -> list[Task]:
+            ended.add(task.id)
+            ready = [key for key, group in asked.items() if all(trial.task.id in ended for trial in group)]
+            return [following for key in ready for following in next_round(key)]
+
+        self.failed += self.engine.run([task for key in curves for task in next_round(key)], more)
         first = next(iter(losses.values()), {})
         return min(first, key=lambda v: first[v]) if first else begin
+
+    def _losses(self, trials: Sequence[Trial]) -> dict[float, float]:
+        values = dict.fromkeys(trial.point.number(self.swept) for trial in trials)
+        return {v: self._loss([t.task for t in trials if t.point.number(self.swept) == v]) for v in values}
 
     def _loss(self, tasks: Sequence[Task]) -> float:
         """The mean over seeds; infinite if one of them diverged or failed."""

@@ -6,6 +6,7 @@ Every other engine does a stopped run to its end (`is_enough` in sweep/task.py),
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from completep.sweep.engine import More, nothing_more
 from completep.sweep.search import Runner
 from completep.sweep.store import Store
 from completep.sweep.task import Task
@@ -24,10 +25,12 @@ class StopsEarly:
     def store(self) -> Store:
         return self.engine.store
 
-    def run(self, tasks: Sequence[Task]) -> list[Task]:
-        failed = self.engine.run([self.with_bar(task) for task in tasks])
-        self.finished |= {task.id: task for task in tasks}
-        return failed
+    def run(self, tasks: Sequence[Task], more: More = nothing_more) -> list[Task]:
+        def following(task: Task) -> list[Task]:
+            self.finished[task.id] = task
+            return [self.with_bar(new) for new in more(task)]
+
+        return self.engine.run([self.with_bar(task) for task in tasks], following)
 
     def with_bar(self, task: Task) -> Task:
         if not isinstance(task, (Command, Call, Decoder)):

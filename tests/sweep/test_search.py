@@ -13,9 +13,12 @@ from completep.measure.curves import curve
 from completep.stats import mean_over_seeds, minimum
 from completep.studies.lr_transfer import STUDY
 from completep.studies.scale import LAPTOP
+from completep.sweep.engine import nothing_more
 from completep.sweep.search import Bracketing, next_values
 from completep.sweep.store import Store
+from completep.sweep.task import Point, Trial
 from completep.train.records import Result
+from tests.sweep.tasks import Script, engine
 
 ROOT = Path(__file__).parents[2]
 GRID = [2.0**e for e in range(-12, -2)]
@@ -29,17 +32,19 @@ class Pretend:
     loss: Callable
     done: list = field(default_factory=list)
 
-    def run(self, tasks):
-        for task in tasks:
+    def run(self, tasks, more=nothing_more):
+        todo = list(tasks)
+        while todo:
+            task = todo.pop(0)
             path = self.store.folder(task) / "result.json"
-            if path.exists():
-                continue
-            loss = self.loss(task.run)
-            ended = math.isfinite(loss)
-            path.parent.mkdir(parents=True)
-            result = Result("done" if ended else "diverged", 1, None, loss if ended else None, 1, 1.0, 1.0, "x")
-            path.write_text(json.dumps(asdict(result)))
-            self.done.append(task.run)
+            if not path.exists():
+                loss = self.loss(task.run)
+                ended = math.isfinite(loss)
+                path.parent.mkdir(parents=True)
+                result = Result("done" if ended else "diverged", 1, None, loss if ended else None, 1, 1.0, 1.0, "x")
+                path.write_text(json.dumps(asdict(result)))
+                self.done.append(task.run)
+            todo += more(task)
         return []
 
 
@@ -125,3 +130,43 @@ def test_the_next_values():
     known = {2.0**-8: 2.1, 2.0**-7: 2.0, 2.0**-6: 2.2}
     assert next_values(GRID, known, 2.0**-7) == []
     assert next_values(GRID, known | {2.0**-6: 1.9}, 2.0**-7) == [2.0**-5]
+
+
+def test_a_curve_goes_on_while_another_still_runs(tmp_path):
+    """The slow curve's only run waits for the last run of the fast one: with rounds in step this would never end."""
+    last = tmp_path / "store" / "script-fast-3.0" / "result.json"
+    values = [1.0, 2.0, 3.0]
+    fast = [Trial(Point(curve="fast", lr=v, seed=0), Script(f"fast-{v}", value=9 - v)) for v in values]
+    slow = [Trial(Point(curve="slow", lr=1.0, seed=0), Script("slow", waits_for=str(last)))]
+    walker = Bracketing(engine(tmp_path / "store", workers=2), "lr", values)
+    walker.walk([*slow, *fast], start=1.0)
+    assert walker.failed == []
+    assert {trial.task.id for trial in walker.done} == {trial.task.id for trial in (*slow, *fast)}
+
+
+def test_a_walk_passes_what_is_done_and_what_fails(tmp_path):
+    values = [1.0, 2.0, 3.0, 4.0, 5.0]
+    trials = [Trial(Point(lr=v, seed=0), Script(f"{v}", value=abs(v - 4.0), fails=v == 3.0)) for v in values]
+    runs = engine(tmp_path / "store", workers=2)
+    assert runs.run([trials[0].task, trials[1].task]) == []
+    events = []
+    walker = Bracketing(engine(tmp_path / "store", events, workers=2), "lr", values)
+    assert walker.walk(trials, start=2.0) == 2.0  # 3 failed, so that the walk ends beside it
+    assert [task.id for task in walker.failed] == ["script-3.0"]
+    assert {e.task.id for e in events} == {"script-3.0"}
+
+
+def test_more_is_asked_of_every_task_that_ended_once_it_has(tmp_path):
+    """Of tasks that were done before, too; and what is asked for twice is done once."""
+    events, ended = [], []
+    tasks = {name: Script(name) for name in "abcde"}
+    assert engine(tmp_path).run([tasks["a"]]) == []
+    follows = {"a": [tasks["b"], tasks["c"]], "b": [tasks["c"], tasks["d"]], "c": [tasks["d"]], "d": [tasks["a"]]}
+
+    def more(task):
+        ended.append(task.name)
+        return follows[task.name] if ended.count(task.name) == 1 else []
+
+    assert engine(tmp_path, events).run([tasks["a"]], more) == []
+    assert sorted(e.task.name for e in events if e.kind == "done") == ["b", "c", "d"]
+    assert set(ended) == set("abcd")

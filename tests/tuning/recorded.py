@@ -7,6 +7,7 @@ from pathlib import Path
 
 import polars as pl
 
+from completep.sweep.engine import nothing_more
 from completep.sweep.store import Store
 from completep.sweep.task import Point, Trial
 
@@ -40,8 +41,10 @@ class Recorded:
     store: Store
     asked: list = field(default_factory=list)
 
-    def run(self, tasks):
-        for task in tasks:
+    def run(self, tasks, more=nothing_more):
+        todo = list(tasks)
+        while todo:
+            task = todo.pop(0)
             path = self.store.folder(task) / "result.json"
             if not path.exists():
                 path.parent.mkdir(parents=True)
@@ -49,6 +52,7 @@ class Recorded:
                 result = {"status": "done" if finite else "diverged", "loss": task.known if finite else None}
                 path.write_text(json.dumps(result))
                 self.asked.append(task.id)
+            todo += more(task)
         return []
 
 

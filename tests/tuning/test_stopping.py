@@ -9,7 +9,7 @@ import pytest
 
 import completep as cp
 from completep.config import Shape, sealed
-from completep.sweep.engine import Engine
+from completep.sweep.engine import Engine, nothing_more
 from completep.sweep.local import Local
 from completep.sweep.store import Store
 from completep.tuning.hopeless import hopeless
@@ -125,9 +125,10 @@ def test_the_engine_gives_the_best_finished_curve_of_the_same_shape(tmp_path):
 
         store = Store(tmp_path / "store")
 
-        def run(self, tasks):
+        def run(self, tasks, more=nothing_more):
             for task in tasks:
                 carry_out(task, self.store.folder(task))
+                assert list(more(task)) == []
             return []
 
     engine = StopsEarly(Here())
