@@ -117,7 +117,7 @@ def test_the_demo_tunes_at_the_base_and_reports(tmp_path, capsys, monkeypatch):
 
     from completep.studies import demo
 
-    monkeypatch.setattr(demo, "LAPTOP", replace(demo.LAPTOP, tokens=30 * 1024, validation=8192))
+    monkeypatch.setattr(demo, "SCALE", replace(demo.SCALE, tokens=30 * 1024, validation=8192))
     answers = []
     for seed in (0, 1):
         assert main(["demo", "--depths", "1", "2", "--seed", str(seed), "--out", str(tmp_path), "--json"]) == 0

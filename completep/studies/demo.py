@@ -31,7 +31,10 @@ from completep.sweep.local import Local
 from completep.sweep.search import Search
 from completep.sweep.store import Store
 
-DEPTHS = (2, 32)
+DEPTHS = (4, 16)
+# A short warm-up, after which a learning rate that is too large for the depth shows within 400 steps; and fewer tokens
+# to score on than the studies have, where scoring takes a fifth of a run.
+SCALE = replace(LAPTOP, warmup=0.1, validation=2**16)
 
 
 def find(experiment: Experiment, frame: pl.DataFrame) -> Outcome[Transfers]:
@@ -62,20 +65,19 @@ def at_tuned(t: Transfer, ended: pl.DataFrame, tuned: float) -> Transfer:
     """The same comparison at the value that was tried, with a word that one seed can bear."""
     of_rules = ended.filter(pl.col("rules") == t.rules)
 
-    def here(depth: int) -> tuple[float, float]:
-        """(loss with the tuned η, lowest loss)."""
-        runs = of_rules.filter(pl.col("depth") == depth)
-        lowest = runs["loss"].fill_nan(math.inf).min()
-        used = runs.filter(pl.col("lr") == tuned)["loss"].fill_nan(math.inf)
-        return float(used[0]) if len(used) else math.nan, float(lowest)  # type: ignore[arg-type]
+    def here(depth: int, lr: float) -> float:
+        used = of_rules.filter((pl.col("depth") == depth) & (pl.col("lr") == lr))["loss"].fill_nan(math.inf)
+        return float(used[0]) if len(used) else math.nan
 
-    base_loss, _ = here(t.base.depth)
+    base_loss = here(t.base.depth, tuned)
     shapes = []
     for s in t.shapes:
-        loss, lowest = here(s.shape.depth)
-        regret = 100 * (loss / lowest - 1)
+        best = best_tried(of_rules.filter(pl.col("depth") == s.shape.depth))
+        loss = here(s.shape.depth, tuned)
+        regret = 100 * (loss / here(s.shape.depth, best) - 1)
         word, why = one_seed_word(loss / base_loss - 1, regret)
-        shapes.append(replace(s, loss=loss, regret=regret, word=word, why=why))
+        drift = math.log2(best / tuned)
+        shapes.append(replace(s, optimum=best, drift=drift, loss=loss, regret=regret, word=word, why=why))
     deepest = shapes[-1] if shapes else None
     word, why = (deepest.word, f"at depth {deepest.shape.depth}: {deepest.why}") if deepest else (t.word, t.why)
     return replace(t, best=tuned, best_loss=base_loss, shapes=tuple(shapes), word=word, why=why)
@@ -136,9 +138,9 @@ def demo(
         watch: sees the runs as they start and end.
     """
     if len(set(depths)) < 2:
-        raise UserError(f"depths={tuple(depths)}: one depth has nothing to transfer to", fix="for instance depths 2 32")
+        raise UserError(f"depths={tuple(depths)}: one depth has nothing to transfer to", fix="for instance depths 4 16")
     study = replace(lr_transfer.STUDY, tuning=None) if full else DEMO
-    scale = replace(LAPTOP, base=Shape(LAPTOP.base.width, depths[0]))
+    scale = replace(SCALE, base=Shape(SCALE.base.width, depths[0]))
     experiment = study.at(scale).narrowed({"depth": list(dict.fromkeys(depths))} | ({} if full else {"seed": [seed]}))
     store = Store(Path(out) / "store")
     store.open()

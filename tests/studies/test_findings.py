@@ -412,6 +412,10 @@ def test_the_demo_compares_at_one_depth():
     worse, better = (100 * (losses[r, 32] / losses[r, 2] - 1) for r in ("mup", "completep"))
     assert f"at depth 32 the same learning rate makes muP {worse:.1f} % worse" in whole.sentence
     assert f"CompleteP {-better:.1f} % better" in whole.sentence
+    for t in whole.detail:  # the table has tried values too: how far the best one moved
+        tried = frame.filter((pl.col("rules") == t.rules) & (pl.col("depth") == 32)).sort("loss")["lr"][0]
+        assert (t.shapes[-1].optimum, t.shapes[-1].drift) == (tried, math.log2(tried / 2**-6))
+    assert {t.rules: t.shapes[-1].drift for t in whole.detail} == {"mup": -2.0, "completep": 0.0}
     flat = demo.DEMO.outcome(demo.DEMO.at(LAPTOP), transfer_frame({"mup": -0.5, "completep": 0.0}, 0.05, 1, 0, 0.0))
     assert flat.agreement == "does not agree"
     assert {t.rules: t.word for t in flat.detail} == {"mup": "FAIL", "completep": "FAIL"}
