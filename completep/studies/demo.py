@@ -85,7 +85,8 @@ def at_tuned(t: Transfer, ended: pl.DataFrame, tuned: float) -> Transfer:
 
 def one_seed_word(change: float, regret: float) -> tuple[Word, str]:
     """PASS if the deeper model is better than the base by more than seeds differ, and no tried η is much better."""
-    why = f"{percent(change)} than the base; the best η there is {regret:.1f} % better"
+    best = f"the best η there is {regret:.1f} % better" if regret > 0 else "no other η is better there"
+    why = f"{percent(change)} than the base; {best}"
     return ("PASS" if change < -SEED_NOISE and regret <= 100 * COMPETITIVE else "FAIL"), why
 
 

@@ -28,7 +28,7 @@ def finished(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def log2_text(value: float) -> str:
-    return f"2^{np.log2(value):.1f}"
+    return f"2^{round(float(np.log2(value)), 1):g}"
 
 
 def combined(agreements: Sequence[Agreement]) -> Agreement:

@@ -73,7 +73,8 @@ class StudyResult(Result):
         for name, frame in self.data.items():
             if frame.height <= MOST_LISTED:
                 parts.append(Table.of_frame(name[0].upper() + name[1:], frame, collapsed=True))
-        return Document(study.question, tuple(parts), f"completep {self.command[0]} {study.name}")
+        words = dict.fromkeys(("completep", self.command[0], study.name))  # the demo is a command of its own
+        return Document(study.question, tuple(parts), " ".join(words))
 
     def frames(self) -> Mapping[str, pl.DataFrame]:
         return {"outcome": self.conclusion.table, **self.data}
