@@ -1,4 +1,4 @@
-# make demo   tune the learning rate at depth 4, use it at depth 16: a few minutes, with a report
+# make demo   tune the learning rate at depth 2, use it at depth 32: a few minutes, with a report
 # make check  formatting, lint, types and the fast tests: the loop while you edit
 # make test   everything that must hold
 # make fuzz   20 000 hostile commands and files, 15 kills, 300 flipped bits (`make test` runs some of them)

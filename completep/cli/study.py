@@ -178,13 +178,13 @@ def _say(json: bool, content: dict[str, int], line: str) -> None:
 
 def demo(
     full: bool = False,
-    depths: tuple[int, ...] = (4, 16),
+    depths: tuple[int, ...] = (2, 32),
     seed: int = 0,
     workers: int | None = None,
     out: Path = Path("runs"),
     json: bool = False,
 ) -> int:
-    """Tune the learning rate at depth 4, use it at depth 16, and see whether the deeper model is better.
+    """Tune the learning rate at depth 2, use it at depth 32, and see whether the deeper model is better.
 
     Trains the paper's decoder on Python's own source under SP/muP, alpha=0.5 and CompleteP, and writes a report. Takes
     a few minutes on two cores.

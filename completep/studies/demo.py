@@ -31,10 +31,9 @@ from completep.sweep.local import Local
 from completep.sweep.search import Search
 from completep.sweep.store import Store
 
-DEPTHS = (4, 16)
-# A short warm-up, after which a learning rate that is too large for the depth shows within 400 steps; and fewer tokens
-# to score on than the studies have, where scoring takes a fifth of a run.
-SCALE = replace(LAPTOP, warmup=0.1, validation=2**16)
+DEPTHS = (2, 32)
+# Cheaper runs than the studies': scoring takes a fifth of the time of a study's run.
+SCALE = replace(LAPTOP, tokens=300 * 16 * 64, validation=2**16)
 
 
 def find(experiment: Experiment, frame: pl.DataFrame) -> Outcome[Transfers]:
@@ -139,7 +138,7 @@ def demo(
         watch: sees the runs as they start and end.
     """
     if len(set(depths)) < 2:
-        raise UserError(f"depths={tuple(depths)}: one depth has nothing to transfer to", fix="for instance depths 4 16")
+        raise UserError(f"depths={tuple(depths)}: one depth has nothing to transfer to", fix="for instance depths 2 32")
     study = replace(lr_transfer.STUDY, tuning=None) if full else DEMO
     scale = replace(SCALE, base=Shape(SCALE.base.width, depths[0]))
     experiment = study.at(scale).narrowed({"depth": list(dict.fromkeys(depths))} | ({} if full else {"seed": [seed]}))
