@@ -35,7 +35,7 @@ from completep import COMPLETEP, check
 from completep.config import Shape
 from completep.measure.check import Check, decided, grid_of_shapes
 from completep.measure.diagnosis import culprits, judge_survey, overall
-from completep.measure.subject import Setting, Source, python_bytes
+from completep.measure.subject import Family, Setting, Source, python_bytes
 from completep.measure.survey import survey
 from tests.measure.controls import planted
 
@@ -81,11 +81,12 @@ def right(name, variation, offset) -> Check:
     batches = partial(text_batch, time=v.time, seed=offset) if v.text and name != "ViT" else None
     source = Source(ARCHITECTURES[name], Shape(*v.base), batches=batches)
     setting = Setting(v.std, batch=16, time=v.time, weight_decay=0.1)
-    shapes, _ = grid_of_shapes(**sizes(v.base))
+    every, _ = grid_of_shapes(**sizes(v.base))
+    family = Family(source, setting)
 
-    def measure(seeds, **options):
+    def measure(seeds, shapes=every, **options):
         own = [1000 * offset + seed for seed in seeds]
-        return survey(source, [COMPLETEP], shapes, setting, seeds=own, workers=1, **options)
+        return survey(source, [COMPLETEP], shapes, setting, seeds=own, workers=1, family=family, **options)
 
     measured, findings = decided(measure, 3)
     return Check(measured, tuple(findings), ())

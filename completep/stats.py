@@ -75,15 +75,12 @@ def slope(x: ArrayLike, y: ArrayLike, groups: ArrayLike | None = None, level: fl
 
     If no degrees of freedom are left, the interval is computed with one.
     """
-    dx, dy = np.array(x, float), np.array(y, float)
-    labels = np.zeros(len(dx)) if groups is None else np.asarray(groups)
-    kinds = np.unique(labels)
-    for kind in kinds:
-        dx[labels == kind] -= dx[labels == kind].mean()
-        dy[labels == kind] -= dy[labels == kind].mean()
+    labels = np.zeros(len(np.asarray(x))) if groups is None else np.asarray(groups)
+    _, group, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    dx, dy = (v - (np.bincount(group, v) / counts)[group] for v in (np.asarray(x, float), np.asarray(y, float)))
     spread = float(dx @ dx)
     value = float(dx @ dy) / spread
-    freedom = max(1, len(dx) - len(kinds) - 1)
+    freedom = max(1, len(dx) - len(counts) - 1)
     residual = dy - value * dx
     reach = float(np.sqrt(residual @ residual / freedom / spread)) * quantile(freedom, level)
     return Slope(value, value - reach, value + reach)

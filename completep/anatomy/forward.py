@@ -270,7 +270,7 @@ def _outputs(model: nn.Module, site: str | None, hooks: ExitStack) -> list[Tenso
 
 
 def _may_make_queries(name: str, module: nn.Module, anatomy: Anatomy) -> bool:
-    single = not any(True for _ in module.children()) and any(True for _ in module.parameters())
+    single = not module._modules and any(p is not None for p in module._parameters.values())
     attention = isinstance(module, nn.MultiheadAttention)
     return not attention and (single or is_product(module) or anatomy.template(name) in anatomy.norms)
 

@@ -273,8 +273,8 @@ def check(
             raise UserError(what, fix="give the one that it should follow as rules")
         judged = [replace(judged[0], key=AS_IT_IS, name=AS_IT_IS)]  # your own optimizer, with whatever rules are in it
     measure = partial(
-        survey, source, judged, shapes, setting, near_limit=near_limit, workers=workers, progress=progress,
-        family=Family(source, setting),
+        survey, source, judged, shapes=shapes, setting=setting, near_limit=near_limit, workers=workers,
+        progress=progress, family=Family(source, setting),
     )  # fmt: skip
     measured, findings = decided(measure, seeds)
     movement = None
@@ -287,7 +287,10 @@ def check(
 
 
 def decided(measure: "Callable[..., Survey]", seeds: int) -> tuple[Survey, list[Finding]]:
-    """Measure with more seeds until every interval is narrow enough, or there are MOST_SEEDS times as many."""
+    """Measure with more seeds until every interval is narrow enough, or there are MOST_SEEDS times as many.
+
+    Only the shapes along an axis with a wide interval are measured again.
+    """
     first, repaired, used = measure(seeds=range(seeds)), None, seeds
     findings = judge_survey(first)
     if seeds < LEAST_SEEDS and any(f.word == "FAIL" for f in findings):
@@ -296,11 +299,11 @@ def decided(measure: "Callable[..., Survey]", seeds: int) -> tuple[Survey, list[
     if repairs := repairs_for(findings):
         repaired = measure(seeds=range(used), repairs=repairs, limit=first.limit)
         findings = judge_survey(first, repaired)
-    while noisy(_not_failed(findings)) and used < MOST_SEEDS * seeds:
-        more = range(used, used + seeds)
-        first = first.joined(measure(seeds=more, limit=first.limit))
+    while (axes := noisy(_not_failed(findings))) and used < MOST_SEEDS * seeds:
+        more = partial(measure, shapes=first.shapes(axes), seeds=range(used, used + seeds), limit=first.limit)
+        first = first.joined(more())
         if repaired is not None:
-            repaired = repaired.joined(measure(seeds=more, repairs=repairs, limit=first.limit))
+            repaired = repaired.joined(more(repairs=repairs))
         findings, used = judge_survey(first, repaired), used + seeds
     return first, findings
 

@@ -7,9 +7,10 @@ The forward pass comes first. A wrong starting value or multiplier also changes 
 survey is repeated on a copy where it is put right. What is still wrong there is the learning rate or epsilon itself.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
@@ -107,12 +108,21 @@ def judge_survey(first: Survey, repaired: Survey | None = None) -> list[Finding]
                 attentions = first.along(first.attentions, axis, rules) if len(first.attentions) else first.attentions
                 split = (repaired or first).parts
                 parts = first.along(split, axis, rules) if len(split) else split
-                by_tensor = [*_findings(rules, axis, tensors, again, parts), *_attentions(rules, axis, attentions)]
-                frames = {frame["template"][0]: frame for frame in tensors.partition_by("template")}
-                multipliers = {t: _exponent(frame, axis, EXPECTED["multiplier"]) for t, frame in frames.items()}
-                typed = {t: _typed_deviation(frame, axis) for t, frame in frames.items() if frame["lr"].min() != 0}
+                rows, later = by_template(tensors), by_template(again)
+                by_tensor = [*_findings(rules, axis, rows, later, parts), *_attentions(rules, axis, attentions)]
+                multipliers = {t: _exponent(columns, axis, EXPECTED["multiplier"]) for t, columns in rows.items()}
+                typed = {t: _typed_deviation(columns, axis) for t, columns in rows.items() if min(columns["lr"]) != 0}
                 findings += _explained(_seen_by_decay([*by_tensor, *_whole(rules, axis, states)], typed), multipliers)
     return findings
+
+
+Rows = Mapping[str, list[Any]]  # the columns of a frame: hundreds of small fits are slow on frames
+
+
+def by_template(tensors: pl.DataFrame) -> dict[str, Rows]:
+    """The rows of every tensor, in the order in which the tensors were measured."""
+    parts = tensors.partition_by("template", as_dict=True, maintain_order=True)
+    return {str(template): rows.to_dict(as_series=False) for (template,), rows in parts.items()}
 
 
 def repairs_for(findings: Iterable[Finding]) -> Repairs:
@@ -122,7 +132,7 @@ def repairs_for(findings: Iterable[Finding]) -> Repairs:
 
 
 def _findings(
-    rules: str, axis: Axis, first: pl.DataFrame, again: pl.DataFrame, parts: pl.DataFrame
+    rules: str, axis: Axis, first: Mapping[str, Rows], again: Mapping[str, Rows], parts: pl.DataFrame
 ) -> Iterator[Finding]:
     columns: list[tuple[SettingName, bool, str, str | None, float]] = [  # …, after repairs, shown by, divided by, band
         ("init", False, "gain", "expected_gain", BAND),
@@ -130,19 +140,18 @@ def _findings(
         ("epsilon", True, "eps_ratio", None, BAND),
         ("weight decay", False, "decay", "expected_decay", EXACT),
     ]
-    later = again.partition_by("template", as_dict=True)
-    for key, rows in first.partition_by("template", as_dict=True).items():
-        template, role = rows["template"][0], rows["role"][0]
-        grows = rows["kept"][0] and _growth(rows, axis) is not None
-        if rows["lr"].max() == 0 and not template.endswith(TIED):
+    for template, rows in first.items():
+        role, kept = rows["role"][0], rows["kept"][0]
+        grows = kept and _growth(rows, axis) is not None
+        if max(rows["lr"]) == 0 and not template.endswith(TIED):
             expected, why = _exponent(rows, axis, "expected_lr"), "is 0: it is not trained"
             yield Finding(rules, axis, template, "learning rate", None, expected, "INCONCLUSIVE", why, role)
         for setting, repaired, value, divisor, band in columns:
-            if (setting == "init" and rows["kept"][0]) or (repaired and grows):  # `unchecked` says if its start grows
+            if (setting == "init" and kept) or (repaired and grows):  # `unchecked` says if its start grows
                 continue
             if setting == "init" and template.endswith(TIED):  # its starting values are the embedding's
                 setting = "multiplier"
-            frame = later[key] if repaired else rows
+            measured = again[template] if repaired else rows
             sgd = value == "pull" and rows["column"][0] == Column.SGD
             start = _random_sum(rows, axis) * {"pull": 2 if sgd else 1, "eps_ratio": -1}.get(value, 0)
             allowed = SGD_BAND if sgd else band
@@ -150,12 +159,11 @@ def _findings(
             mixed = repaired and _is_mixed(rows, axis)
             if mixed:
                 least, most = min(2 * start, 0.0) - allowed, max(2 * start, 0.0) + allowed
-            if repaired and (rows["late"].any() or rows["kept"][0]):  # what has moved may be aligned already
+            if repaired and (any(rows["late"]) or kept):  # what has moved may be aligned already
                 least, most = min(least, min(start, 0.0) - LATE_BAND), max(most, max(start, 0.0) + LATE_BAND)
                 start = 0.0
-            relative = frame[value] / frame[divisor] if divisor else frame[value]
-            points = frame.select("seed", size=axis).with_columns(value=relative)
-            judged = _judge(points, axis, least, most)
+            values = _over(measured[value], measured[divisor]) if divisor else measured[value]
+            judged = _judge(measured, values, axis, least, most)
             if mixed and value == "pull" and (by_part := _judge_parts(parts, template, axis, sgd=sgd)) is not None:
                 judged, start, mixed = by_part, 0.0, False
             if judged is None:
@@ -165,14 +173,19 @@ def _findings(
                 continue
             expected = _exponent(rows, axis, EXPECTED[setting])
             yield Finding(rules, axis, template, setting, _shifted(slope, expected - start), expected, word, why, role)
-        points = rows.select("seed", size=axis, value="spread")
-        if "*" in template and not rows["kept"][0] and (judged := _judge(points, axis, None, ONE_BLOCK)) is not None:
+        if "*" in template and not kept and (judged := _judge(rows, rows["spread"], axis, None, ONE_BLOCK)) is not None:
             slope, word, why = judged
             why = f"one block differs from the others, the more the larger the {axis}" if word == "FAIL" else why
             yield Finding(rules, axis, template, "one block", slope, 0.0, word, why, role)
 
 
-def _random_sum(rows: pl.DataFrame, axis: Axis) -> float:
+def _over(values: list[float | None], divisors: list[float | None]) -> list[float | None]:
+    """Value by value; None where one of them does not exist."""
+    pairs = zip(values, divisors, strict=True)
+    return [None if a is None or b is None else a / b if b else a * math.inf for a, b in pairs]
+
+
+def _random_sum(rows: Rows, axis: Axis) -> float:
     """The exponent by which the gradient of an output that does not grow is smaller at init than in training.
 
     A router, keys and values in a fixed number of heads, and a bottleneck act on the whole width. So their gradient is
@@ -181,7 +194,7 @@ def _random_sum(rows: pl.DataFrame, axis: Axis) -> float:
     return -max(0.0, _exponent(rows, axis, "lag")) / 2
 
 
-def _is_mixed(rows: pl.DataFrame, axis: Axis) -> bool:
+def _is_mixed(rows: Rows, axis: Axis) -> bool:
     """True if only a part of the outputs grows, as in Mamba's x_proj: its gradient follows no single power."""
     return _is_partial(_exponent(rows, axis, "lag"))
 
@@ -199,27 +212,30 @@ def _judge_parts(parts: pl.DataFrame, template: str, axis: Axis, *, sgd: bool) -
     own = parts.filter(pl.col("template") == template) if len(parts) else parts
     relative = []
     for rows in own.partition_by("part", maintain_order=True) if len(own) else ():
-        lag = _exponent(rows, axis, axis) - _exponent(rows, axis, "size")
+        columns = rows.to_dict(as_series=False)
+        lag = _exponent(columns, axis, axis) - _exponent(columns, axis, "size")
         if _is_partial(lag):
             return None
         start = -max(0.0, lag) / 2 * (2 if sgd else 1)
         level = pl.col("seed") * own["part"].n_unique() + pl.col("part")
-        relative.append(rows.select(seed=level, size=axis, value=pl.col("pull") / pl.col(axis) ** start))
-    allowed = SGD_BAND if sgd else BAND
-    return _judge(pl.concat(relative), axis, -allowed, allowed) if relative else None
+        relative.append(rows.select(axis, seed=level, value=pl.col("pull") / pl.col(axis) ** start))
+    if not relative:
+        return None
+    points, allowed = pl.concat(relative).to_dict(as_series=False), SGD_BAND if sgd else BAND
+    return _judge(points, points["value"], axis, -allowed, allowed)
 
 
 def _attentions(rules: str, axis: Axis, rows: pl.DataFrame) -> Iterator[Finding]:
     """The scale on q·k: it goes with the size of a head, not with the model's."""
-    for template in rows["template"].unique(maintain_order=True) if len(rows) else ():
-        scales = rows.filter(pl.col("template") == template).with_columns(seed=pl.lit(0))
-        if scales["scale"].null_count():
-            if scales["head_size"].n_unique() > 1:
+    for template, columns in by_template(rows).items() if len(rows) else ():
+        scales = {**columns, "seed": [0] * len(columns["scale"])}
+        if None in scales["scale"]:
+            if len(set(scales["head_size"])) > 1:
                 why = f"cannot be measured, and it sums over more numbers the larger the {axis}"
                 yield Finding(rules, axis, template, "attention", None, 0.0, "INCONCLUSIVE", why)
             continue
-        points = scales.select("seed", size=axis, value=pl.col("scale") / pl.col("expected"))
-        if (judged := _judge(points, axis, -EXACT_SCALE, EXACT_SCALE)) is not None:
+        values = _over(scales["scale"], scales["expected"])
+        if (judged := _judge(scales, values, axis, -EXACT_SCALE, EXACT_SCALE)) is not None:
             slope, word, why = judged
             expected = _exponent(scales, axis, "expected")
             yield Finding(rules, axis, template, "attention", _shifted(slope, expected), expected, word, why)
@@ -227,31 +243,34 @@ def _attentions(rules: str, axis: Axis, rows: pl.DataFrame) -> Iterator[Finding]
 
 def _whole(rules: str, axis: Axis, states: pl.DataFrame) -> Iterator[Finding]:
     """The stream and the logits at init, as the model is."""
+    columns = states.to_dict(as_series=False)
     for name in ("stream", "logits"):
-        judged = _judge(states.select(size=axis, seed="seed", value=name), axis, None, RISE)
+        judged = _judge(columns, columns[name], axis, None, RISE)
         if judged is not None:
             slope, word, why = judged
             why = f"at init it grows as {axis}^{slope.value:+.2f}" if word == "FAIL" and slope else why
             yield Finding(rules, axis, name, "size", slope, 0.0, word, why)
 
 
-def _judge(points: pl.DataFrame, axis: Axis, least: float | None, most: float) -> tuple[Slope | None, Word, str] | None:
-    """(slope, word, why); None where the quantity does not exist at any size."""
-    if points["value"].null_count() == len(points):
+def _judge(
+    rows: Rows, values: Sequence[float | None], axis: Axis, least: float | None, most: float
+) -> tuple[Slope | None, Word, str] | None:
+    """(slope, word, why) of a value per row; None where the quantity does not exist at any size."""
+    missing = [size for size, value in zip(rows[axis], values, strict=True) if value is None]
+    if len(missing) == len(values):
         return None
-    sizes = points["size"].unique().sort().to_list()
-    missing = points.filter(pl.col("value").is_null())["size"].unique().sort().to_list()
     if missing:
-        return None, "INCONCLUSIVE", f"is nothing at {axis} {missing[0]}, but something at other sizes"
-    broken = points.filter(~pl.col("value").is_finite())["size"].unique().sort().to_list()
-    if broken and broken[0] == sizes[0]:
-        return None, "INCONCLUSIVE", f"is not finite at {axis} {broken[0]} already: start smaller"
-    if broken:
-        return None, "FAIL", f"is not finite from {axis} {broken[0]} on"
-    if len(sizes) < LEAST_SHAPES:
-        return None, "INCONCLUSIVE", f"cannot be fitted with {len(sizes)} {axis}s: give at least {LEAST_SHAPES}"
-    slope = log_slope(points["size"].to_numpy(), points["value"].to_numpy(), points["seed"].to_numpy())
-    if not np.isfinite([slope.low, slope.high]).all():
+        return None, "INCONCLUSIVE", f"is nothing at {axis} {min(missing)}, but something at other sizes"
+    sizes, y = np.array(rows[axis]), np.array(values, float)
+    broken = sizes[~np.isfinite(y)]
+    if len(broken) and broken.min() == sizes.min():
+        return None, "INCONCLUSIVE", f"is not finite at {axis} {broken.min()} already: start smaller"
+    if len(broken):
+        return None, "FAIL", f"is not finite from {axis} {broken.min()} on"
+    if (count := len(set(rows[axis]))) < LEAST_SHAPES:
+        return None, "INCONCLUSIVE", f"cannot be fitted with {count} {axis}s: give at least {LEAST_SHAPES}"
+    slope = log_slope(sizes, y, rows["seed"])
+    if not (math.isfinite(slope.low) and math.isfinite(slope.high)):
         return None, "INCONCLUSIVE", "cannot be fitted: a value is 0"
     if slope.low > most or (least is not None and slope.high < least):
         return slope, "FAIL", ""
@@ -260,8 +279,8 @@ def _judge(points: pl.DataFrame, axis: Axis, least: float | None, most: float) -
     return slope, "INCONCLUSIVE", WIDE
 
 
-def _exponent(rows: pl.DataFrame, axis: Axis, column: str) -> float:
-    return log_slope(rows[axis].to_numpy(), rows[column].to_numpy(), rows["seed"].to_numpy()).value
+def _exponent(rows: Rows, axis: Axis, column: str) -> float:
+    return log_slope(rows[axis], np.array(rows[column], float), rows["seed"]).value
 
 
 def _shifted(slope: Slope | None, by: float) -> Slope | None:
@@ -271,7 +290,7 @@ def _shifted(slope: Slope | None, by: float) -> Slope | None:
 # -- which fault explains which --------------------------------------------------------------------
 
 
-def _typed_deviation(rows: pl.DataFrame, axis: Axis) -> float:
+def _typed_deviation(rows: Rows, axis: Axis) -> float:
     """How far the exponent of a learning rate, as it is typed, is from the rules'. Other coordinates change it too."""
     return _exponent(rows, axis, "lr") - _exponent(rows, axis, "expected_lr")
 
@@ -357,9 +376,10 @@ def culprits(findings: Iterable[Finding]) -> list[Finding]:
     return sorted(named, key=lambda f: (BLAME.index(f.setting), -abs(f.deviation) if f.exponent else 0.0))
 
 
-def noisy(findings: Iterable[Finding]) -> bool:
-    """True if more seeds could decide something that is open."""
-    return any(f.word == "INCONCLUSIVE" and f.why == WIDE for f in findings)
+def noisy(findings: Iterable[Finding]) -> list[Axis]:
+    """The axes along which more seeds could decide something that is open."""
+    wide = {f.axis for f in findings if f.word == "INCONCLUSIVE" and f.why == WIDE}
+    return [axis for axis in AXES if axis in wide]
 
 
 def unchecked(survey: Survey, findings: Collection[Finding]) -> Iterator[str]:
@@ -408,7 +428,7 @@ def _missing(setting: SettingName, templates: Iterable[str], seen: Collection[Ke
 
 def _mixed(survey: Survey, rows: pl.DataFrame) -> bool:
     along = survey.along(rows, "width", rows["rules"][0])
-    return along["width"].n_unique() > 1 and _is_mixed(along, "width")
+    return along["width"].n_unique() > 1 and _is_mixed(along.to_dict(as_series=False), "width")
 
 
 def _growing_starts(survey: Survey) -> Iterator[str]:
@@ -416,15 +436,15 @@ def _growing_starts(survey: Survey) -> Iterator[str]:
     rules = survey.tensors["rules"][0]
     for axis in AXES:
         kept = survey.along(survey.tensors, axis, rules).filter(pl.col("kept"))
-        for tensor in kept.partition_by("template"):
-            if (slope := _growth(tensor, axis)) is not None:
-                name, power = tensor["template"][0], f"{axis}^{slope.value:+.2f}"
+        for name, rows in by_template(kept).items():
+            if (slope := _growth(rows, axis)) is not None:
+                power = f"{axis}^{slope.value:+.2f}"
                 yield f"{name} in {axis}, since the values that its constructor gives it change, as {power}"
 
 
-def _growth(rows: pl.DataFrame, axis: Axis) -> Slope | None:
+def _growth(rows: Rows, axis: Axis) -> Slope | None:
     """How the starting values of one tensor change along an axis, if they clearly do."""
-    judged = _judge(rows.select("seed", size=axis, value="gain"), axis, -BAND, BAND)
+    judged = _judge(rows, rows["gain"], axis, -BAND, BAND)
     return judged[0] if judged is not None and judged[1] == "FAIL" else None
 
 

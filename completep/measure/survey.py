@@ -8,10 +8,11 @@ by one constant for all sizes, until ρ is at most MOST_RHO.
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Protocol
 
 import polars as pl
@@ -119,6 +120,12 @@ class Survey:
         """With further seeds."""
         tensors, states = pl.concat([self.tensors, other.tensors]), pl.concat([self.states, other.states])
         return replace(self, tensors=tensors, states=states, parts=pl.concat([self.parts, other.parts]))
+
+    def shapes(self, axes: Iterable[str]) -> list[Shape]:
+        """The shapes that were measured along these axes."""
+        rules = self.states["rules"][0]
+        along = (self.along(self.states, axis, rules).select("width", "depth").iter_rows() for axis in axes)
+        return [Shape(*shape) for shape in dict.fromkeys(chain.from_iterable(along))]
 
     def along(self, frame: pl.DataFrame, axis: str, rules: str) -> pl.DataFrame:
         """Only the shapes that differ along one axis: at the base's width or depth, or else at the smallest."""

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 
@@ -18,7 +19,7 @@ from completep.config import Shape
 from completep.errors import UserError
 from completep.measure import check as check_module
 from completep.measure import subject as subject_module
-from completep.measure.diagnosis import BAND, culprits, judge_survey, overall
+from completep.measure.diagnosis import BAND, WIDE, Finding, culprits, judge_survey, noisy, overall
 from completep.measure.subject import Setting, Source, Subjects, python_bytes, random_batch, reference
 from completep.measure.survey import MOST_RHO, find_limit, survey
 from completep.measure.tensors import branch_share, measure_start, measure_tensors
@@ -499,11 +500,27 @@ def test_inconclusive_is_never_a_pass():
 @pytest.mark.slow
 def test_more_seeds_are_added_where_an_interval_is_too_wide(monkeypatch):
     """At most four times as many; each of them new, and all of them in the result."""
-    answers = iter([True, True, False])
+    answers = iter([["depth"], ["depth"], []])
     monkeypatch.setattr(check_module, "noisy", lambda findings: next(answers))
     assert sorted(quick_check(axis="depth", seeds=1).survey.tensors["seed"].unique()) == [0, 1, 2]
-    monkeypatch.setattr(check_module, "noisy", lambda findings: True)
+    monkeypatch.setattr(check_module, "noisy", lambda findings: ["depth"])
     assert sorted(quick_check(axis="depth", seeds=1).survey.states["seed"].unique()) == [0, 1, 2, 3]
+
+
+@pytest.mark.slow
+def test_more_seeds_are_run_along_the_open_axis_only(monkeypatch):
+    answers = iter([["width"], []])
+    monkeypatch.setattr(check_module, "noisy", lambda findings: next(answers))
+    states = quick_check(seeds=1).survey.states
+    seeds = {shape: sorted(rows["seed"]) for shape, rows in states.partition_by("width", "depth", as_dict=True).items()}
+    assert seeds == {(32, 2): [0, 1], (64, 2): [0, 1], (128, 2): [0, 1], (32, 4): [0], (32, 8): [0]}
+
+
+def test_the_open_axes_are_those_with_a_wide_interval():
+    wide = Finding("completep", "width", "w", "init", None, 0.0, "INCONCLUSIVE", WIDE)
+    others = [replace(wide, axis="depth", word="PASS"), replace(wide, axis="depth", why="is 0: it is not trained")]
+    assert noisy([wide, *others]) == ["width"]
+    assert noisy(others) == []
 
 
 @pytest.mark.slow
