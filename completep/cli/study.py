@@ -83,6 +83,7 @@ def report(
     /,
     scale: ScaleName = "laptop",
     set: Words = (),
+    search: Literal["grid", "bracket"] = "grid",
     data: str | None = None,
     items: Path | None = None,
     out: Path = Path("runs"),
@@ -96,6 +97,7 @@ def report(
         name: name of a study, or path/to/file.py:STUDY for one of yours.
         scale: as for completep study.
         set: as for completep study.
+        search: report on the whole grid, or on the runs that the search needs.
         data: as for completep study.
         items: as for completep study.
         out: where the runs are; the report goes into a new folder beside them.
@@ -104,7 +106,10 @@ def report(
     from completep.studies.design import read_words
     from completep.studies.run import study_report
 
-    show(study_report(name, scale=scale, values=read_words(set), data=data, items=items, out=out), json, out)
+    result = study_report(
+        name, scale=scale, values=read_words(set), search=search, data=data, items=items, out=out
+    )  # fmt: skip
+    show(result, json, out)
     return 0
 
 

@@ -29,7 +29,7 @@ from completep.studies.scale import SCALES, Scale, ScaleName
 from completep.sweep.backends import EngineName, make_backend
 from completep.sweep.conduct import Conducted, Watcher, conduct, nobody
 from completep.sweep.devices import device_count
-from completep.sweep.search import Search
+from completep.sweep.search import Search, needed
 from completep.sweep.store import Store, distinct
 from completep.sweep.task import Trial, Value
 from completep.sweep.training import HOW, Training
@@ -123,15 +123,12 @@ def study(
     choice("engine", engine, get_args(EngineName))
     experiment = study_at(name, scale, values or {}, data, items)
     chosen = experiment.study
-    command = rerun_words(name, scale, values or {}, data, items, out)
+    command = rerun_words(name, scale, values or {}, search, data, items, out)
     if isinstance(chosen, Measurement):
         conclusion, frames = chosen.conclude(experiment, workers, progress)
         return StudyResult(experiment, conclusion, frames, axis_settings(experiment), command)
     assert isinstance(chosen, Sweep)
-    if search != "grid" and chosen.swept is None:
-        raise UserError(
-            f"{chosen.name} has no curve with a minimum to search for", fix="use search='grid', the default"
-        )
+    refuse_no_curve(chosen, search)
     if not experiment.scale.data.source:
         raise UserError(
             "the paper's scale needs the paper's amount of text",
@@ -156,6 +153,13 @@ def study(
     return conclude_sweep(chosen, experiment, store, conducted.trials, command, conducted, tuned)
 
 
+def refuse_no_curve(chosen: Sweep[Detail], search: Search) -> None:
+    if search != "grid" and chosen.swept is None:
+        raise UserError(
+            f"{chosen.name} has no curve with a minimum to search for", fix="use search='grid', the default"
+        )
+
+
 def settled(chosen: Sweep[Detail], experiment: Experiment, store: Store) -> tuple[Experiment, pl.DataFrame]:
     """The experiment with what was tuned at the base, and the losses there."""
     trials = chosen.tuning_trials(experiment)
@@ -172,11 +176,13 @@ def study_report(
     *,
     scale: ScaleName = "laptop",
     values: Values | None = None,
+    search: Search = "grid",
     data: Place | None = None,
     items: Place | None = None,
     out: Place = "runs",
 ) -> StudyResult:
     """The result of a study from the runs that are done, without running or evaluating anything."""
+    choice("search", search, get_args(Search))
     experiment = study_at(name, scale, values or {}, data, items)
     chosen = experiment.study
     if not isinstance(chosen, Sweep):
@@ -185,9 +191,11 @@ def study_report(
         )
     store = Store(Path(out) / "store")
     store.look()
-    command = rerun_words(name, scale, values or {}, data, items, out)
+    command = rerun_words(name, scale, values or {}, search, data, items, out)
     experiment, tuned = settled(chosen, experiment, store)
-    return conclude_sweep(chosen, experiment, store, chosen.trials(experiment), command, tuned=tuned)
+    refuse_no_curve(chosen, search)
+    trials = needed(chosen.trials(experiment), store, search, chosen.swept)
+    return conclude_sweep(chosen, experiment, store, trials, command, tuned=tuned)
 
 
 def conclude_sweep(
@@ -286,10 +294,11 @@ def study_status(*, scale: ScaleName = "laptop", data: Place | None = None, out:
 
 
 def rerun_words(
-    name: str | Study, scale: str, values: Values, data: Place | None, items: Place | None, out: Place
+    name: str | Study, scale: str, values: Values, search: Search, data: Place | None, items: Place | None, out: Place
 ) -> tuple[str, ...]:
     """The command that makes the same result."""
     words = ["study", name if isinstance(name, str) else name.name, "--scale", scale]
+    words += [] if search == "grid" else ["--search", search]
     if values:
         several = {axis: [v] if isinstance(v, (str, int, float)) else v for axis, v in values.items()}
         words += ["--set", *(f"{axis}={','.join(map(str, chosen))}" for axis, chosen in several.items())]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from completep.errors import UserError
 from completep.sweep.engine import Backend, Engine, Event, unwatched
-from completep.sweep.search import Bracketing, Search, Strategy
+from completep.sweep.search import Bracketing, Search, Strategy, swept_values
 from completep.sweep.store import Store, distinct
 from completep.sweep.task import Task, Trial
 
@@ -65,8 +65,7 @@ def conduct(
             ran, failed = list(trials), engine.run(tasks)
         else:
             assert swept is not None
-            values = sorted({trial.point.number(swept) for trial in trials})
-            ran, failed = Bracketing(engine, swept, values).run(trials)
+            ran, failed = Bracketing(engine, swept, swept_values(trials, swept)).run(trials)
     store.write_index(distinct(ran))
     if failed and not store.results(trial.task for trial in ran):
         folders = ", ".join(str(store.folder(task)) for task in failed[:2])

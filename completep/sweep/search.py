@@ -5,10 +5,12 @@ walked first. The others start at the minimum found there, and stay there if the
 """
 
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from completep.errors import UserError
 from completep.sweep.engine import Engine, More, nothing_more
 from completep.sweep.store import Store
 from completep.sweep.task import Task, Trial, Value
@@ -42,6 +44,37 @@ class Runner(Protocol):
 
         Returns those that failed.
         """
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Runs nothing. A search on it asks for what it would have asked for, as far as the results in the store go."""
+
+    store: Store
+
+    def run(self, tasks: Sequence[Task], more: More = nothing_more) -> list[Task]:
+        """Returns the tasks that are not done."""
+        waiting, missing = deque(tasks), []
+        while waiting:
+            task = waiting.popleft()
+            if self.store.result(task) is None:
+                missing.append(task)
+            else:
+                waiting.extend(more(task))
+        return missing
+
+
+def needed(trials: Sequence[Trial], store: Store, search: Search, swept: str | None) -> list[Trial]:
+    """The trials that a search over them needs, as far as the results in the store show."""
+    if search == "grid":
+        return list(trials)
+    if swept is None:
+        raise UserError("search='bracket' needs a swept axis, and there is none", fix="use search='grid'")
+    return Bracketing(Replay(store), swept, swept_values(trials, swept)).run(trials)[0]
+
+
+def swept_values(trials: Sequence[Trial], swept: str) -> list[float]:
+    return sorted({trial.point.number(swept) for trial in trials})
 
 
 def unseen(losses: Losses) -> None:
