@@ -189,11 +189,11 @@ def study_report(
         raise UserError(
             f"{name} keeps no runs to report on", fix=f"`completep study {name}` measures and reports at once"
         )
+    refuse_no_curve(chosen, search)
     store = Store(Path(out) / "store")
     store.look()
     command = rerun_words(name, scale, values or {}, search, data, items, out)
     experiment, tuned = settled(chosen, experiment, store)
-    refuse_no_curve(chosen, search)
     trials = needed(chosen.trials(experiment), store, search, chosen.swept)
     return conclude_sweep(chosen, experiment, store, trials, command, tuned=tuned)
 

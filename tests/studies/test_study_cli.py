@@ -151,6 +151,7 @@ def test_the_list_names_every_study(capsys):
         (("study", "shape", "--set", "shap=1"), "no axis 'shap'", "did you mean shape?"),
         (("study", "lr-transfer", "--scale", "paper"), "needs the paper's amount of text", "as data"),
         (("study", "shape", "--search", "bracket"), "no curve with a minimum to search for", "search='grid'"),
+        (("report", "shape", "--search", "bracket"), "no curve with a minimum to search for", "search='grid'"),
         (("study", "lr-transfer", "--workers", "0"), "workers=0", "leave workers out"),
         (("study", "lr-transfer", "--micro-batch", "0"), "micro_batch=0", "give a positive micro_batch"),
         (("study", "tau", "--set", "tau=0"), "tau=0", "positive"),

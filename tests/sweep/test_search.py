@@ -14,8 +14,8 @@ from completep.stats import mean_over_seeds, minimum
 from completep.studies.lr_transfer import STUDY
 from completep.studies.scale import LAPTOP
 from completep.sweep.engine import nothing_more
-from completep.sweep.search import Bracketing, next_values
-from completep.sweep.store import Store
+from completep.sweep.search import Bracketing, needed, next_values
+from completep.sweep.store import Store, distinct
 from completep.sweep.task import Point, Trial
 from completep.train.records import Result
 from tests.sweep.tasks import Script, engine
@@ -109,6 +109,20 @@ def alike(experiment, full, few, grid, found):
             a, b = (minimum(x, mean_over_seeds(losses)) for x, losses in curves)
             assert abs(a.place - b.place) <= 0.25
             assert a.interior == b.interior
+
+
+def test_a_report_asks_for_what_the_search_ran(tmp_path):
+    """From the results alone; where one is missing, it and nothing beyond it is missing from the report."""
+    experiment, full, few, _, _ = both(tmp_path, bowl({"mup": -0.5, "alpha=0.5": 0.4}))
+    trials = STUDY.trials(experiment)
+    ran = {task.id for task in distinct(needed(trials, few.store, "bracket", "lr"))}
+    assert ran == {task.id for task in distinct(trials) if few.store.result(task)}
+    assert ran == {task.id for task in distinct(needed(trials, full.store, "bracket", "lr"))}
+    assert len(distinct(needed(trials, few.store, "grid", "lr"))) == len(full.done)
+    lost = few.store.folder(max(distinct(trials), key=lambda task: (task.id in ran, task.cost)))
+    (lost / "result.json").unlink()
+    asked = distinct(needed(trials, few.store, "bracket", "lr"))
+    assert [few.store.folder(task) for task in asked if not few.store.result(task)] == [lost]
 
 
 def test_a_minimum_at_the_edge_is_walked_to(tmp_path):
