@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from completep import derive
 from completep.measure import survey
 from tests.measure.families import Family, family
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 SMALL = {"widths": (16, 32, 64), "depths": (1, 2, 4), "batch": 4, "time": 8, "steps": 2, "seeds": 2, "workers": 1}
@@ -105,9 +105,7 @@ def test_kill_nine_loses_only_what_was_under_way(tmp_path):
     words += ["--batch", "4", "--time", "8", "--steps", "2", "--seeds", "2", "--workers", "1", "--out", str(tmp_path)]
     command = [sys.executable, "-m", "completep", *words]
     first = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 300
-    while len(list(tmp_path.glob("derive-*/*.json"))) < 2 and time.monotonic() < deadline and first.poll() is None:
-        time.sleep(0.05)
+    wait_until(lambda: len(list(tmp_path.glob("derive-*/*.json"))) >= 2, process=first)
     os.kill(first.pid, signal.SIGKILL)
     first.wait()
     before = {p.name: p.stat().st_mtime_ns for p in tmp_path.glob("derive-*/*.json")}

@@ -6,7 +6,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from completep.studies.design import read_words
 from completep.studies.run import settled, study_at, study_named, study_plan
 from completep.studies.scale import LAPTOP, SCALES
 from completep.sweep.store import Store
+from tests.waiting import wait_until
 from tests.walks import calls_of, departures, steps
 
 pytestmark = pytest.mark.slow
@@ -239,8 +239,7 @@ def test_a_stop_saves_and_the_same_command_continues(tmp_path, number):
     axes = ("depth=2", "lr=2^-7,2^-6,2^-5", "seed=0", "rules=completep", *TUNED)
     words = ("study", "lr-transfer", "--set", *axes, "--out", tmp_path)
     study = start(*words)
-    while study.poll() is None and not list(tmp_path.glob("store/*/metrics.jsonl")):
-        time.sleep(0.1)
+    wait_until(lambda: list(tmp_path.glob("store/*/metrics.jsonl")), process=study)
     study.send_signal(number)
     _, said = study.communicate(timeout=300)
     assert study.returncode == 130

@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from completep.train.loop import How
 from completep.tuning.reading import Source
 from completep.tuning.tasks import Command, Setting
 from tests.train.runs import small_run
+from tests.waiting import wait_until
 
 BASE = Shape(64, 2)
 HOW = How(checkpoint_every=3, keep=1, peak=None, log_every=1)
@@ -72,8 +72,7 @@ class Script:
 
     def carry_out(self, folder: Path, lock: int):
         os.write(1, f"{self.name} in process {os.getpid()}\n".encode())
-        while self.waits_for and not Path(self.waits_for).exists():
-            time.sleep(0.05)
+        wait_until(lambda: not self.waits_for or Path(self.waits_for).exists())
         if self.fails:
             raise RuntimeError(f"{self.name} cannot do this")
         (folder / "result.json").write_text(json.dumps({"status": "done", "loss": self.value}))

@@ -22,6 +22,7 @@ from completep.sweep.worker import Worker
 from completep.tuning.tasks import Call
 from tests.hostile import PLANTED, plant, within
 from tests.sweep.tasks import Script, commands, run, task
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -128,9 +129,7 @@ def test_many_want_a_dead_claim_and_one_gets_it(tmp_path, monkeypatch, dead_soon
     threads = [threading.Thread(target=want) for _ in range(6)]
     for t in threads:
         t.start()
-    deadline = time.monotonic() + 200
-    while sum(t.is_alive() for t in threads) > 1 and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_until(lambda: sum(t.is_alive() for t in threads) <= 1)
     hold.set()
     for t in threads:
         t.join()
@@ -269,10 +268,7 @@ def test_three_workers_share_a_store_and_a_killed_one_frees_its_run(tmp_path):
                          stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
         for _ in range(3)
     ]  # fmt: skip
-    deadline = time.monotonic() + 60
-    while not (log.exists() and len(log.read_text().split()) >= 2):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: log.exists() and len(log.read_text().split()) >= 2)
     os.killpg(workers[0].pid, signal.SIGKILL)
     assert [w.wait(90) for w in workers] == [-signal.SIGKILL, 0, 0]
     ended = log.read_text().split()

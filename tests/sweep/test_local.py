@@ -24,6 +24,7 @@ from completep.sweep.training import Training
 from completep.train.folder import claim
 from tests.sweep.tasks import HOW, Script, engine, training
 from tests.train.runs import small_data, small_run
+from tests.waiting import wait_until
 
 KILLS = int(os.environ.get("COMPLETEP_KILLS", "6"))
 
@@ -111,7 +112,7 @@ def test_what_another_process_holds_is_waited_for(tmp_path):
     with store.holding(held) as mine:
         assert mine
         rival = subprocess.Popen([sys.executable, str(script)], env={**os.environ, "PYTHONPATH": str(ROOT)})
-        wait_until(lambda: log.exists() and "elsewhere" in log.read_text(), rival)
+        wait_until(lambda: log.exists() and "elsewhere" in log.read_text(), process=rival)
         assert store.result(held) is None
     assert rival.wait(120) == 0
     assert store.result(held) == {"status": "done", "loss": 1.0}
@@ -119,14 +120,6 @@ def test_what_another_process_holds_is_waited_for(tmp_path):
     events: list[Event] = []
     assert Engine(store, Local(), events.append).run([held]) == []
     assert events == []
-
-
-def wait_until(condition, process, seconds=120):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, "the process ended before"
-        assert time.monotonic() < deadline, "this never happened"
-        time.sleep(0.05)
 
 
 def at_work(store, since):
@@ -157,8 +150,8 @@ def test_runs_killed_at_random_moments(data, tmp_path):
         ) as study:
             started, more = time.time(), moments.randrange(3)
             # In the middle of the work: once a run has written a record, and then after so many more results.
-            wait_until(partial(at_work, store, started), study)
-            wait_until(partial(has_results, store, len(written) + more), study)
+            wait_until(partial(at_work, store, started), process=study)
+            wait_until(partial(has_results, store, len(written) + more), process=study)
             os.killpg(study.pid, signal.SIGKILL)
         now = {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in store.glob("*/result.json")}
         assert written.items() <= now.items()  # what was done stays, and is not done again

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import warnings
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from completep.sweep.store import Store
 from completep.sweep.training import Training
 from tests.sweep.tasks import SELDOM
 from tests.train.runs import small_data, small_run
+from tests.waiting import wait_until
 
 ray = pytest.importorskip("ray", reason="needs the extra `ray`")
 pytestmark = pytest.mark.slow
@@ -51,8 +51,7 @@ def test_two_nodes_one_killed(data, cluster, tmp_path):
 
     def kill_the_second() -> None:
         """Once it has taken a checkpoint in a run of its own."""
-        while not any(p.parent.parent in on_second() for p in (tmp_path / "ray").glob("*/checkpoints/step-*")):
-            time.sleep(0.05)
+        wait_until(lambda: any(list(folder.glob("checkpoints/step-*")) for folder in on_second()))
         cluster.remove_node(second, allow_graceful=False)
 
     def on_second():
@@ -172,9 +171,7 @@ def test_a_cluster_of_ours_listens_on_loopback_and_sigterm_lets_runs_save(data, 
     places = next(line for line in driver.stdout if line.startswith("ADDRESSES")).split()[1:]
     assert places
     assert set(places) <= LOOPBACK
-    while not list(root.glob("*/checkpoints/step-*")):
-        assert driver.poll() is None
-        time.sleep(0.05)
+    wait_until(lambda: list(root.glob("*/checkpoints/step-*")), process=driver)
     driver.send_signal(signal.SIGTERM)
     rest, _ = driver.communicate(timeout=120)
     assert driver.returncode == 130

@@ -20,8 +20,9 @@ from completep.sweep.store import Store
 from completep.sweep.task import Point, Trial
 from completep.tuning.reading import Source
 from completep.tuning.tasks import Command
-from tests.sweep.slurm_cluster import PLACES, cluster, missing, said, wait_until
+from tests.sweep.slurm_cluster import PLACES, cluster, missing, said
 from tests.sweep.tasks import commands
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 

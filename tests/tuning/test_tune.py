@@ -10,7 +10,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from completep.tuning.record import record_path
 from completep.tuning.run import tune_plan, tune_status, tuning_of
 from tests.hostile import within
 from tests.tuning.commands import BOWL, LOSS, SPACE, WORDS, WRITE, bowl, script, tuned
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -699,7 +699,9 @@ def test_killed_ten_times_the_answer_is_the_same_and_no_finished_run_is_repeated
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         ) as process:  # fmt: skip
             more = len(written) + dice.randrange(2)
-            wait_until(lambda more=more: at_work(store) and len(list(store.glob("*/result.json"))) >= more, process)
+            wait_until(
+                lambda more=more: at_work(store) and len(list(store.glob("*/result.json"))) >= more, process=process
+            )
             os.killpg(process.pid, signal.SIGKILL)
         now = {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in store.glob("*/result.json")}
         assert written.items() <= now.items()
@@ -722,14 +724,6 @@ def at_work(store):
     return any(not (p.parent / "result.json").exists() for p in store.glob("*/work"))
 
 
-def wait_until(condition, process, seconds=120):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, "the process ended before"
-        assert time.monotonic() < deadline, "this never happened"
-        time.sleep(0.02)
-
-
 @pytest.mark.slow
 def test_ctrl_c_is_clean_and_the_same_command_continues(tmp_path):
     script = tmp_path / "bowl.py"
@@ -748,7 +742,7 @@ def test_ctrl_c_is_clean_and_the_same_command_continues(tmp_path):
         [sys.executable, "-m", "completep", *words], env={**os.environ, "PYTHONPATH": str(ROOT)},
         stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
     )  # fmt: skip
-    wait_until(lambda: list((tmp_path / "out" / "store").glob("*/work")), process)
+    wait_until(lambda: list((tmp_path / "out" / "store").glob("*/work")), process=process)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130

@@ -1,7 +1,6 @@
 """Commands on Ray: tuned as on this machine, on two nodes of which one dies; a failing one shows its last lines."""
 
 import threading
-import time
 import warnings
 
 import pytest
@@ -9,6 +8,7 @@ import pytest
 import completep as cp
 from completep.errors import UserError
 from tests.tuning.commands import BOWL, LOSS, SPACE, WORDS, WRITE, script, tuned
+from tests.waiting import wait_until
 
 ray = pytest.importorskip("ray", reason="needs the extra `ray`")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -58,8 +58,7 @@ def test_two_nodes_share_the_commands_and_one_dies(tmp_path, cluster):
         return [p.parent for p in logs if (p.parent / "result.json").exists() == ended]
 
     def kill():
-        while not (on_second(True) and on_second(False)):  # it has done one, and is at work on another
-            time.sleep(0.05)
+        wait_until(lambda: on_second(True) and on_second(False))  # it has done one, and is at work on another
         cluster.remove_node(cluster.second, allow_graceful=False)
 
     killer = threading.Thread(target=kill, daemon=True)
@@ -67,8 +66,7 @@ def test_two_nodes_share_the_commands_and_one_dies(tmp_path, cluster):
     far = cp.tune(command, **settings, engine="ray", address=cluster.address, out=tmp_path / "ray")
     killer.join(120)
     assert not killer.is_alive()
-    while sum(node["Alive"] for node in ray.nodes()) > 1:  # Ray notices a dead node by its missing heartbeats
-        time.sleep(0.1)
+    wait_until(lambda: sum(node["Alive"] for node in ray.nodes()) == 1)  # Ray notices missing heartbeats
     nodes = [
         [line for line in p.read_text().splitlines() if line.startswith("on node")] for p in store.glob("*/log.txt")
     ]

@@ -6,7 +6,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from completep.tuning.scripts import find_scripts
 from completep.tuning.tasks import Call, derived
 from tests.hostile import PLANTED, plant, within
 from tests.tuning.commands import SETTING, carry_out, command
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 WRITES = (
@@ -190,13 +190,6 @@ def alive(pid):
         return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def wait_until(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "this never happened"
-        time.sleep(0.02)
 
 
 TRAIN = """
