@@ -76,6 +76,7 @@ class Study(ABC):
     claim: str  # the paper's answer
     decision: str  # what counts as agreement, written down before anything was run
     axes: Mapping[ScaleName, Axes]
+    beyond_paper: bool = False  # a question that the paper does not ask
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", self.name):

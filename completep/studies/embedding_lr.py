@@ -83,6 +83,7 @@ STUDY = listed(
             "paper": {"rules": RULES, "width": (256, 1024, 4096), "lr": octaves(*paper.LR_OCTAVES), "seed": (0, 1, 2)},
         },
         tuning=Tuning(lambda s: Point(rules="completep", width=s.base.width, lr=s.lr), BASE_VALUES),
+        beyond_paper=True,
         run=run,
         find=find,
         draw=draw,

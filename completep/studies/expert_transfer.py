@@ -93,6 +93,7 @@ STUDY = listed(
                 "seed": (0, 1, 2),
             },
         },
+        beyond_paper=True,
         run=run,
         find=find,
         draw=draw,

@@ -41,6 +41,7 @@ STUDY = listed(
         ),
         axes={scale: {**axes, "rules": RULES} for scale, axes in PLAIN.axes.items()},
         tuning=PLAIN.tuning,
+        beyond_paper=True,
         run=run,
         find=find,
         draw=draw_transfer,
