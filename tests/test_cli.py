@@ -4,12 +4,15 @@ import json
 import subprocess
 import sys
 import types
+from inspect import Parameter, signature
 from pathlib import Path
 
 import pytest
 
+import completep as cp
 from completep.__main__ import main as started
 from completep.cli import COMMANDS, main
+from completep.rules.table import Rules
 
 MODEL = """
 import torch
@@ -341,3 +344,22 @@ def test_looking_writes_nothing_and_needs_no_torch(words, tmp_path):
 def test_version():
     done = subprocess.run([sys.executable, "-m", "completep", "--version"], capture_output=True, text=True)
     assert done.stdout.startswith("completep 0.")
+
+
+def plain(default):
+    """A default as a word of the command line would give it."""
+    if isinstance(default, Rules):
+        return default.key
+    if isinstance(default, tuple):
+        return plain(default[0]) if len(default) == 1 else default or None
+    return str(default) if isinstance(default, Path) else default
+
+
+@pytest.mark.parametrize(
+    "name", ["check", "check laziness", "check transfer", "derive", "plan", "explain", "audit", "study"]
+)
+def test_a_command_has_the_defaults_of_its_function(name):
+    command, function = (signature(f).parameters for f in (COMMANDS[name], getattr(cp, name.split()[-1])))
+    both = [p for p in command if p in function and function[p].default is not Parameter.empty]
+    assert len(both) >= 5
+    assert {p: plain(command[p].default) for p in both} == {p: plain(function[p].default) for p in both}
