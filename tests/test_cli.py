@@ -341,6 +341,14 @@ def test_looking_writes_nothing_and_needs_no_torch(words, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    "words", [["study", "unpack", "\ud800"], ["plan", "--from", "\ud800"], ["prepare", "\ud800", "--out", "x"]]
+)
+def test_a_name_that_no_file_can_have_is_a_mistake(words, capsys):
+    assert main(words) == 2
+    assert "fix:" in capsys.readouterr().err
+
+
 def test_version():
     done = subprocess.run([sys.executable, "-m", "completep", "--version"], capture_output=True, text=True)
     assert done.stdout.startswith("completep 0.")

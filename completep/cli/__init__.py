@@ -96,6 +96,8 @@ def main(words: list[str] | None = None) -> int:
             return _bug()
         what = "a file" if error.filename is None else os.fsdecode(error.filename)
         return _mistake(f"cannot use {what}: {error.strerror}", "choose another place, or make this one usable")
+    except UnicodeEncodeError as error:
+        return _mistake(f"{error.object!r} cannot be written as {error.encoding}", "use other characters")
     except MemoryError:
         return _mistake("there is not enough memory for this", "use a smaller model, batch or file")
     except (SystemExit, GeneratorExit):

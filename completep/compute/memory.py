@@ -14,6 +14,7 @@ from completep.errors import UserError
 FLOAT32 = 4
 STATE = 4  # weight, gradient, and AdamW's first and second moment
 CHECKPOINT = 3  # weight and both moments
+MOST = 10**9  # ranks, or sequences of a micro-batch
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ def memory(model: GPTConfig, *, sequence: int, micro_batch: int, ranks: int, act
     for name, value in (("ranks", ranks), ("micro_batch", micro_batch)):
         if value < 1:
             raise UserError(f"{name}={value}: must be at least 1", fix=f"give a positive {name}")
+        if value > MOST:
+            raise UserError(f"{name}={value}: must be at most {MOST:,}", fix=f"give a smaller {name}")
     total = flops.total(model)
     block = flops.non_embedding(model) / model.depth
     # With a large vocabulary, the peak is where the gradient of the softmax exists together with the logits.

@@ -276,6 +276,8 @@ BAD = [
     (["--params", "1B", "--base-shape", "0", "2"], "at least 1"),
     (["--params", "1B", "--ranks", "0"], "ranks=0"),
     (["--params", "1B", "--micro-batch", "-1"], "micro_batch=-1"),
+    (["--params", "1B", "--micro-batch", "9" * 320], "must be at most 1,000,000,000"),
+    (["--params", "1B", "--ranks", "9" * 320], "must be at most 1,000,000,000"),
     (["--width", "64", "--depth", "99999999"], "implausible"),
     (["--width", "64", "--depth", "2", "--tokens", "1e30"], "is implausible"),
     (["--width", "64", "--depth", "2", "--lr", "1e-305"], "with lr=1e-305 over "),
