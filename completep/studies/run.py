@@ -32,7 +32,7 @@ from completep.sweep.devices import device_count
 from completep.sweep.search import Search, needed
 from completep.sweep.store import Store, distinct
 from completep.sweep.task import Trial, Value
-from completep.sweep.training import HOW, Training
+from completep.sweep.training import HOW, Training, with_data
 from completep.train.settings import open_corpus
 
 Values = Mapping[str, Value | Sequence[Value]]
@@ -213,13 +213,14 @@ def conclude_sweep(
         conclusion = chosen.conclude(experiment, frame)
     except UserError:
         if not missing or frame.is_empty() or ("loss" in frame.columns and frame["loss"].null_count() == frame.height):
-            raise  # nothing is done yet, or it is not for want of runs
+            raise  # nothing is done yet, or the error has another cause than missing runs
         conclusion = Conclusion("not finished", missing, pl.DataFrame(), ())
     else:
         if missing:
             so_far = f"{missing}. So far: {conclusion.sentence}"
             conclusion = replace(conclusion, agreement="not finished", sentence=so_far)
-    runs = [trial.task.run for trial in trials if isinstance(trial.task, Training)]
+    # As the study describes them: the tasks hold each run under the simplest base that gives the same numbers.
+    runs = [with_data(chosen.run(experiment.scale, trial.point)) for trial in trials]
     frames = {"runs": frame} if tuned is None or tuned.is_empty() else {"runs": frame, "tuning": tuned}
     return StudyResult(experiment, conclusion, frames, run_settings(runs), tuple(command), conducted)
 
