@@ -10,6 +10,7 @@ import pytest
 
 from completep.__main__ import main as started
 from completep.cli import COMMANDS, main
+from completep.cli.shared import console
 
 MODEL = """
 import torch
@@ -341,3 +342,12 @@ def test_looking_writes_nothing_and_needs_no_torch(words, tmp_path):
 def test_version():
     done = subprocess.run([sys.executable, "-m", "completep", "--version"], capture_output=True, text=True)
     assert done.stdout.startswith("completep 0.")
+
+
+def test_each_console_is_as_wide_as_its_own_stream(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for terminal, other in (("stderr", "stdout"), ("stdout", "stderr")):
+        monkeypatch.setattr(f"sys.{terminal}.isatty", lambda: True)
+        monkeypatch.setattr(f"sys.{other}.isatty", lambda: False)
+        assert console(stderr=terminal == "stderr").width == 80
+        assert console(stderr=terminal != "stderr").width == 200

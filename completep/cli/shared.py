@@ -31,9 +31,11 @@ EXIT = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}
 
 
 def console(stderr: bool = False) -> "Console":
+    """A console on one of the standard streams. Where it is not a terminal, lines are 200 characters long."""
     from completep.report.terminal import Terminal
 
-    return Terminal(stderr=stderr, width=None if sys.stdout.isatty() else 200)
+    stream = sys.stderr if stderr else sys.stdout
+    return Terminal(stderr=stderr, width=None if stream.isatty() else 200)
 
 
 def print_json(value: object) -> None:
