@@ -139,7 +139,7 @@ class Plan(Result):
         )
         return Table("FLOPs per token", ("component", "forward", "backward", "share (%)"), rows)
 
-    def to_json(self) -> Json:
+    def _fields(self) -> Json:
         model = self.run.model
         parameters = {"non_embedding": count.non_embedding(model), "total": count.total(model)}
         parameters |= {"active": count.active(model)} if model.experts else {}

@@ -124,7 +124,7 @@ class Check(Result):
             frames |= {"stream": self.movement.stream, "roles": self.movement.roles}
         return frames
 
-    def to_json(self) -> Json:
+    def _fields(self) -> Json:
         limit = self.survey.limit
         return {
             "verdict": self.verdict,

@@ -50,7 +50,7 @@ class TransferCheck(Result):
     def frames(self) -> Mapping[str, pl.DataFrame]:
         return {"transfer": self.frame}
 
-    def to_json(self) -> Json:
+    def _fields(self) -> Json:
         return {"verdict": self.verdict, "verdicts": [asdict(t) for t in self.transfers]}
 
 

@@ -94,8 +94,8 @@ class Audit(Result):
             parts.append(Table.of("Departures", _rows(self.departures)))
         return Document(f"Audit against {self.name}", tuple(parts), kind="completep audit")
 
-    def to_json(self) -> Json:
-        rows = [{**asdict(d), "factor": d.factor if math.isfinite(d.factor) else None} for d in self.departures]
+    def _fields(self) -> Json:
+        rows = [{**asdict(d), "factor": d.factor} for d in self.departures]
         return {**asdict(self), "verdict": self.verdict, "passed": self.passed, "departures": rows}
 
 

@@ -79,7 +79,7 @@ class StudyResult(Result):
     def frames(self) -> Mapping[str, pl.DataFrame]:
         return {"outcome": self.conclusion.table, **self.data}
 
-    def to_json(self) -> Json:
+    def _fields(self) -> Json:
         study = self.experiment.study
         return {
             "study": study.name,
@@ -223,7 +223,7 @@ class StudyPlan(Result):
             for lines in groups.values()
         ]
 
-    def to_json(self) -> Json:
+    def _fields(self) -> Json:
         plan: Json = {
             "study": self.experiment.name,
             "axes": {name: list(values) for name, values in self.experiment.axes.items()},
@@ -257,7 +257,7 @@ class StudyStatus(Result):
     def _rows(self) -> list[dict[str, Cell]]:
         return [{"study": name, **vars(counts)} for name, counts in self.counts.items()]
 
-    def to_json(self) -> Json:
+    def _fields(self) -> Json:
         return {"studies": self._rows()}
 
 
@@ -275,7 +275,7 @@ class StudyList(Result):
         ]
         return Document("Studies", (Table.of("completep study NAME", rows),))
 
-    def to_json(self) -> Json:
+    def _fields(self) -> Json:
         return {
             "studies": [
                 {
