@@ -129,7 +129,7 @@ def train(
         replicas: with fsdp: groups of devices that each hold a whole copy (HSDP).
         precision: auto means bf16 autocast if the device supports it.
         compile: compile the model, block by block.
-        peak: peak FLOP/s of the device, for utilisation; measured if not given.
+        peak: peak FLOP/s of the device, for utilisation; measured if not given; `none` records no utilisation.
         checkpoint_every: steps between checkpoints.
         keep: checkpoints to keep.
         log_every: steps between records.
@@ -148,7 +148,9 @@ def train(
         "rules": rules, "base": base_shape, "lr": lr, "std": std, "tau": tau,
     }  # fmt: skip
     config = _resolve_run(run, {k: v for k, v in options.items() if v is not None}, data, tokenizer, seed)
-    top: float | Literal["measure"] = "measure" if peak is None else parse_quantity(peak, "peak")
+    top: float | Literal["measure"] | None = "measure" if peak is None else None
+    if peak is not None and peak != "none":
+        top = parse_quantity(peak, "peak")
     how = How(micro_batch, parallel, replicas, precision, compile, top, checkpoint_every, keep, log_every)
     folder = out or _folder_beside(run, config)
     terminal = console(stderr=True)
