@@ -71,10 +71,17 @@ class Decoder:
     def carry_out(self, folder: Path, lock: int) -> None:
         """Train. A hopeless run is stopped by SIGTERM, so it saves; this works only in the main thread."""
         began, stopped = time.monotonic(), False
+        readings: list[Reading] = []
 
         def look(record: Record) -> None:
             nonlocal stopped
-            if record.kind == "step" and not stopped and hopeless(self.readings(folder), self.bar):
+            if record.kind != "step" or stopped:
+                return
+            if readings:
+                readings.append(Reading(record.step, record.loss))
+            else:  # the first record, which is in the file already, after those of a run that is resumed
+                readings.extend(self.readings(folder))
+            if hopeless(readings, self.bar):
                 stopped = True
                 signal.raise_signal(signal.SIGTERM)
 
