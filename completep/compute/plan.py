@@ -419,4 +419,4 @@ def changes(old: Run, new: Run, laws: Mapping[str, str]) -> Iterator[Change]:
         ("beta2", a.beta2, b.beta2, laws.get("betas", transfers)),
     )
     for setting, before, after, why in rows:
-        yield Change(setting, f"{before:.6g}", f"{after:.6g}", why)
+        yield Change(setting, before, after, why)
