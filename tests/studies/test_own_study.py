@@ -5,6 +5,8 @@ import os
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -88,3 +90,8 @@ def test_a_plain_script_needs_no_main_guard(tmp_path):
 def test_what_is_no_study_is_an_error(capsys):
     assert main(["study", f"{FILE}:run"]) == 2
     assert "is a function, not a study" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_a_study_knows_its_file_also_if_its_run_is_a_partial():
+    own = replace(own_study.STUDY, run=partial(partial(own_study.run)))
+    assert Path(own.home) == FILE
