@@ -17,6 +17,7 @@ from completep.compute.memory import memory
 from completep.config import Data, GPTConfig, Run, Shape, plain, run_id, structure, whole
 from completep.rules.table import rules_named
 from completep.sweep.devices import devices, torchrun
+from completep.sweep.queue import register
 from completep.sweep.store import Store
 from completep.sweep.task import Value
 from completep.train.folder import CHECKPOINTS, METRICS, check_files, claim, read_result
@@ -34,6 +35,7 @@ def unseen(record: Record) -> None:
     """Ignore the record."""
 
 
+@register
 @dataclass(frozen=True)
 class Training:
     """A run with the hash of its data, under the simplest rules and base that give the same numbers."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from completep.config import Shape
+from completep.sweep.queue import register
 from completep.sweep.training import Training
 from completep.train.folder import METRICS
 from completep.train.records import Record, read_metrics
@@ -21,6 +22,7 @@ from completep.tuning.reading import Reading
 from completep.tuning.tasks import RESULT, write_hopeless
 
 
+@register
 @dataclass(frozen=True)
 class Decoder:
     """A `Training` that also knows the loss curve of the best run so far."""
