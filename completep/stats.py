@@ -104,7 +104,8 @@ def slope_estimate(x: ArrayLike, y: ArrayLike, groups: ArrayLike | None = None) 
 
 def slope_weights(x: ArrayLike) -> Floats:
     """How much the slope of least squares rises with each y."""
-    dx = np.asarray(x, float) - np.mean(x)
+    places = np.asarray(x, float)
+    dx = places - places.mean()
     return np.asarray(dx / (dx @ dx))
 
 
