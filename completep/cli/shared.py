@@ -1,4 +1,4 @@
-"""What several commands share: argument types, the console, printing, models and runs named on the command line."""
+"""What several commands share: argument types, the console, printing, and models named on the command line."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from completep.config import Run, Shape
+from completep.config import Shape
 from completep.errors import UserError
 
 if TYPE_CHECKING:
@@ -110,12 +110,6 @@ def multipliers(words: tuple[str, ...]) -> dict[str, float]:
                 f"{name + equals + value!r} is not a multiplier", fix="write ROLE=NUMBER, such as embedding=4"
             )
     return {name.strip(): parse_number(value, name.strip()) for name, _, value in pairs}
-
-
-def read_run(path: Path) -> Run:
-    from completep.train import folder
-
-    return folder.read_run(path)
 
 
 Build = Callable[[], Any]
