@@ -318,7 +318,7 @@ def _digest(content: object) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-PLAN = "give a run.json that `completep plan --run FILE` wrote"
+PLAN = "give the run of a plan, as `completep plan` writes it"
 
 
 def run_from_json(text: str, name: str = "run.json") -> Run:

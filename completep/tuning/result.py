@@ -186,8 +186,8 @@ def judged_frame(runs: pl.DataFrame, dimension: Dimension) -> pl.DataFrame:
 def advice(word: Word, name: str) -> str:
     if word == "PASS":
         return (
-            "Use these values at any size: `completep plan --from OUT/tuned.json --params 300M` (OUT is the folder of "
-            "this tuning), or parametrize(…, tuned='OUT/tuned.json')."
+            "Use these values at any size. They are in `tuned.json`, in the folder of this tuning: give it to `plan`, "
+            "or to `parametrize`, as parametrize(…, tuned='OUT/tuned.json')."
         )
     if word == "FAIL":
         return (

@@ -25,7 +25,7 @@ ModelName = Literal["gpt"]
 SearchName = Literal["auto", "bracket", "tpe", "gp", "random"]
 MOST = {"seeds": 1000, "most_seeds": 1000, "trials": 100_000}  # more is a typing mistake
 MOST_BYTES = 2**20  # of a TOML file
-FIX = "`completep tune --init FILE` writes one with all settings"
+FIX = "start from the file with all settings that `completep tune` writes (its option init)"
 
 
 @dataclass(frozen=True)
