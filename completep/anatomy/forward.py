@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from completep.anatomy.calls import replace_first
 from completep.anatomy.contractions import PRODUCTS, constant_factor
 from completep.anatomy.heads import Attention, Recorder
 from completep.anatomy.kinds import is_product
@@ -72,9 +73,11 @@ class Probe:
         self.zeros: Tensor | None = None
 
     def __call__(self, module: nn.Module, args: object, output: object) -> object:
-        first, *rest = output if isinstance(output, (tuple, list)) else (output,)
+        return replace_first(output, self.with_zeros)
+
+    def with_zeros(self, first: Tensor) -> Tensor:
         self.zeros = torch.zeros_like(first, requires_grad=True)
-        return first + self.zeros if isinstance(output, Tensor) else (first + self.zeros, *rest)
+        return first + self.zeros
 
 
 class BareProbes(TorchFunctionMode):
