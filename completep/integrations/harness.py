@@ -233,8 +233,8 @@ def stored_evaluation(folder: Path, request: Request) -> Evaluation | None:
     stored = evaluation_from_json(read_text(path), str(path))
     expected = {task: TASKS[task].metric if task in TASKS else stored.metrics.get(task) for task in request.tasks}
     if dict(stored.metrics) != expected:
-        found = some([f"{task} ({metric})" for task, metric in stored.metrics.items()])
-        what = f"{path} is not the evaluation that was asked for: it has {found}"
+        tasks = some([f"{task} ({metric})" for task, metric in stored.metrics.items()])
+        what = f"{path} is not the evaluation that was asked for: it has {tasks}"
         raise UserError(what, fix=f"delete {path} and evaluate again")
     return stored
 
