@@ -48,12 +48,12 @@ class ForwardFactors:
     unmeasured: dict[str, int]  # module → numbers summed in products of activations whose scale cannot be measured
     normed: dict[str, int]  # norm → how many numbers it returns, over all tokens and heads
     bare: dict[str, float] = field(default_factory=dict)  # parameter at the end of a branch without a module → stream
-    training: "ForwardFactors | None" = None  # in training mode, if they are other ones there
-    drawn: bool = False  # they are other ones in training mode, and random
+    training: "ForwardFactors | None" = None  # the factors in training mode, if they differ
+    drawn: bool = False  # True if the factors of training mode differ and are random
 
     @property
     def trained(self) -> "ForwardFactors":
-        """Those that a training run has."""
+        """The factors during training."""
         return self.training or self
 
     def in_training(self) -> dict[Place, float]:
