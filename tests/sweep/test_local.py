@@ -23,7 +23,7 @@ from completep.sweep.store import Store
 from completep.sweep.task import Point, Trial
 from completep.sweep.training import Training
 from completep.train.folder import claim
-from completep.train.records import Result
+from completep.train.records import Result, read_metrics
 from completep.train.settings import How
 from tests.sweep.tasks import HOW, Script, engine, training
 from tests.train.runs import small_data, small_run
@@ -184,6 +184,9 @@ def test_several_ranks_are_started_by_torchrun(data, tmp_path):
     assert engine(tmp_path / "one").run([run]) == []
     two, one = (Store(tmp_path / name).result(run) for name in ("two", "one"))
     assert two["validation_loss"] == pytest.approx(one["validation_loss"], abs=1e-5)
+    records = [list(read_metrics(Store(tmp_path / name).folder(run) / "metrics.jsonl")) for name in ("two", "one")]
+    assert [(r.kind, r.step) for r in records[0]] == [(r.kind, r.step) for r in records[1]]
+    assert {r.mfu for of_ranks in records for r in of_ranks if r.kind == "step"} == {None}  # no peak is measured
     assert not (Store(tmp_path / "two").folder(run) / "checkpoints").exists()
     assert (Store(tmp_path / "two").folder(run) / "model.safetensors").exists()
 
