@@ -1,10 +1,13 @@
 """What a panel of loss curves shows: means, the range of the seeds, and what lies outside the picture."""
 
+import json
 import math
+import re
 from itertools import combinations
 
 import polars as pl
 
+from completep.measure import figures
 from completep.report import charts
 from completep.rules.table import Role
 from completep.stats import mean_and_range
@@ -74,3 +77,10 @@ def test_every_role_has_a_colour_of_its_own():
         for colours in (charts.OKABE_ITO, charts.MANY_COLOURS)
     ]
     assert closest[1] == closest[0] > 20
+
+
+def test_a_figure_of_all_roles_uses_them():
+    rows = [{"rules": "mup", "size": n, "line": str(role), "value": 1.0 + n} for role in Role for n in (32, 64)]
+    panel = figures._size_panel(pl.DataFrame(rows), "mup", "width", "role", "PASS", True).to_dict()
+    ranges = re.findall(r'"range": (\[[^]]*\])', json.dumps(panel))
+    assert charts.MANY_COLOURS in [json.loads(found) for found in ranges]
