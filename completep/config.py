@@ -318,7 +318,7 @@ def _digest(content: object) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-PLAN = "give a run.json that `completep plan --run FILE` wrote"
+PLAN = "give the run of a plan, as `completep plan` writes it"
 
 
 def run_from_json(text: str, name: str = "run.json") -> Run:
@@ -382,8 +382,8 @@ def _problems(content: object, kind: type) -> list[str]:
     try:
         _reader(thorough=True).structure(content, kind)
     except (cattrs.BaseValidationError, cattrs.ForbiddenExtraKeysError) as error:
-        found = [line.removesuffix(" @ $") for line in cattrs.transform_error(error, "$", _describe)]
-        return found if len(found) <= MOST_SHOWN else [*found[:MOST_SHOWN], f"… ({len(found)} in all)"]
+        mistakes = [line.removesuffix(" @ $") for line in cattrs.transform_error(error, "$", _describe)]
+        return mistakes if len(mistakes) <= MOST_SHOWN else [*mistakes[:MOST_SHOWN], f"… ({len(mistakes)} in all)"]
     return []
 
 

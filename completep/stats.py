@@ -46,11 +46,21 @@ class Estimate:
     error: float
     freedom: float
 
+    def reach(self, level: float = LEVEL) -> float:
+        """Half the width of Student's interval."""
+        return quantile(self.freedom, level) * self.error
+
 
 def mean_estimate(values: ArrayLike) -> Estimate:
     """The mean of independent values. From one value it has no degrees of freedom."""
     x = np.asarray(values, float)
     return Estimate(float(x.mean()), float(x.std(ddof=1)) / len(x) ** 0.5 if len(x) > 1 else np.inf, len(x) - 1)
+
+
+def error_of_mean(errors: ArrayLike) -> float:
+    """The standard error of the mean of independent estimates, from their own standard errors."""
+    e = np.asarray(errors, float)
+    return float(np.sqrt(e @ e)) / len(e)
 
 
 def ratio_interval(one: Estimate, two: Estimate, covariance: float = 0.0, level: float = LEVEL) -> Interval:
@@ -75,6 +85,13 @@ def slope(x: ArrayLike, y: ArrayLike, groups: ArrayLike | None = None, level: fl
 
     If no degrees of freedom are left, the interval is computed with one.
     """
+    estimate = slope_estimate(x, y, groups)
+    reach = estimate.reach(level)
+    return Slope(estimate.value, estimate.value - reach, estimate.value + reach)
+
+
+def slope_estimate(x: ArrayLike, y: ArrayLike, groups: ArrayLike | None = None) -> Estimate:
+    """The slope of least squares, with a level of its own for every group."""
     labels = np.zeros(len(np.asarray(x))) if groups is None else np.asarray(groups)
     _, group, counts = np.unique(labels, return_inverse=True, return_counts=True)
     dx, dy = (v - (np.bincount(group, v) / counts)[group] for v in (np.asarray(x, float), np.asarray(y, float)))
@@ -82,8 +99,14 @@ def slope(x: ArrayLike, y: ArrayLike, groups: ArrayLike | None = None, level: fl
     value = float(dx @ dy) / spread
     freedom = max(1, len(dx) - len(counts) - 1)
     residual = dy - value * dx
-    reach = float(np.sqrt(residual @ residual / freedom / spread)) * quantile(freedom, level)
-    return Slope(value, value - reach, value + reach)
+    return Estimate(value, float(np.sqrt(residual @ residual / freedom / spread)), freedom)
+
+
+def slope_weights(x: ArrayLike) -> Floats:
+    """How much the slope of least squares rises with each y."""
+    places = np.asarray(x, float)
+    dx = places - places.mean()
+    return np.asarray(dx / (dx @ dx))
 
 
 def log_slope(size: ArrayLike, value: ArrayLike, seed: ArrayLike) -> Slope:
@@ -191,8 +214,9 @@ def beyond(value: float, error: float, freedom: float, limit: float) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """P-values adjusted for the number of tests (Holm 1979). The chance of any false one below a level is at most that
-    level.
+    """P-values adjusted for the number of tests (Holm 1979).
+
+    The chance that any true null hypothesis is rejected at a level is at most that level.
     """
     order = np.argsort(p_values)
     steps = np.asarray(p_values, float)[order] * np.arange(len(order), 0, -1)
@@ -226,7 +250,7 @@ def mean_interval(values: ArrayLike, level: float = LEVEL) -> Interval | None:
     if np.size(values) < 2:
         return None
     mean = mean_estimate(values)
-    reach = quantile(mean.freedom, level) * mean.error
+    reach = mean.reach(level)
     return Interval(mean.value - reach, mean.value + reach)
 
 
@@ -388,10 +412,11 @@ def _derivative(u: "float | Floats") -> Floats:
 
 def _root(f: Callable[[float], float], low: float, high: float) -> float:
     """The place where f becomes positive; it is not positive at `low` and positive at `high`."""
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (low, middle) if f(middle) > 0 else (middle, high)
-    return low
+    from scipy.optimize import bisect
+
+    if f(low) > 0 or not f(high) > 0:  # by rounding, at an end of the range
+        return low if f(low) > 0 else high
+    return float(bisect(f, low, high, xtol=max((high - low) * 2.0**-50, 5e-324)))
 
 
 def levels(losses: Floats) -> Floats:

@@ -12,6 +12,7 @@ import pytest
 import completep as cp
 from completep.__main__ import main as started
 from completep.cli import COMMANDS, main
+from completep.cli.shared import console
 from completep.rules.table import Rules
 
 MODEL = """
@@ -371,3 +372,12 @@ def test_a_command_has_the_defaults_of_its_function(name):
     both = [p for p in command if p in function and function[p].default is not Parameter.empty]
     assert len(both) >= 5
     assert {p: plain(command[p].default) for p in both} == {p: plain(function[p].default) for p in both}
+
+
+def test_each_console_is_as_wide_as_its_own_stream(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for terminal, other in (("stderr", "stdout"), ("stdout", "stderr")):
+        monkeypatch.setattr(f"sys.{terminal}.isatty", lambda: True)
+        monkeypatch.setattr(f"sys.{other}.isatty", lambda: False)
+        assert console(stderr=terminal == "stderr").width == 80
+        assert console(stderr=terminal != "stderr").width == 200

@@ -8,7 +8,18 @@ import polars as pl
 import pytest
 
 from completep import stats
-from completep.stats import Interval, height_at, log_slope, mean_loss, mean_over_seeds, minimum, slope
+from completep.stats import (
+    Interval,
+    error_of_mean,
+    height_at,
+    log_slope,
+    mean_loss,
+    mean_over_seeds,
+    minimum,
+    slope,
+    slope_estimate,
+    slope_weights,
+)
 from tests.measure.bowls import Noise, recorded, share, transfer_coverage
 
 
@@ -334,3 +345,25 @@ def test_the_mean_loss_of_each_point_is_over_the_seeds_that_ended():
     assert means["loss"].to_list()[:2] == [3.0, 3.0]
     assert math.isnan(means["loss"][2])  # a run that diverged is not averaged away
     assert mean_loss(frame.reverse(), "depth")["depth"].to_list() == [4, 8, 2]
+
+
+def test_the_error_of_a_mean_of_estimates():
+    """By simulation: the standard deviation of the mean of three numbers with these errors."""
+    errors = np.array([1.0, 2.0, 0.5])
+    means = (np.random.default_rng(0).normal(size=(100_000, 3)) * errors).mean(1)
+    assert error_of_mean(errors) == pytest.approx(means.std(), rel=0.01)
+
+
+def test_the_weights_of_a_slope_are_how_much_it_moves():
+    x, y = np.array([0.0, 1.0, 3.0, 7.0]), np.array([1.0, 0.5, 2.0, 2.5])
+    moved = [slope(x, y + np.eye(4)[i]).value - slope(x, y).value for i in range(4)]
+    assert slope_weights(x) == pytest.approx(moved)
+
+
+def test_an_estimate_of_a_slope_and_its_interval_are_scipys():
+    from scipy.stats import linregress
+
+    x, y = np.array([0.0, 1.0, 3.0, 7.0]), np.array([1.0, 0.5, 2.0, 2.5])
+    estimate, expected = slope_estimate(x, y), linregress(x, y)
+    assert (estimate.value, estimate.error, estimate.freedom) == pytest.approx((expected.slope, expected.stderr, 2))
+    assert slope(x, y).high - slope(x, y).value == pytest.approx(estimate.reach())

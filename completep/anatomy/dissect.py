@@ -77,7 +77,7 @@ class Dissection:
 
     @cached_property
     def known(self) -> set[str]:
-        """The parameters that the results depend on which come from the stream after the last block."""
+        """The parameters that affect a result which reads the stream after the last block."""
         readouts = {name for head in (self.head, *self.heads) for name in head.parameters}
         return readouts | used_parameters(self.trace, [head.readout.node for head in (self.head, *self.heads)])
 
@@ -189,7 +189,7 @@ def _before_functional_norm(leaf: Leaf, t: Trace, stacks: tuple[Stack, ...]) -> 
 
 
 def _idle_experts(writers: list[Leaf], t: Trace, stacks: tuple[Stack, ...]) -> list[Leaf]:
-    """The ends of experts in a list that the example was not routed to: they are those of the others."""
+    """Experts that the example did not reach end a branch too: they get the same ends as the experts that ran."""
     known = {leaf.site for leaf in writers}
     ends = {template(leaf.site, stacks): leaf for leaf in writers if leaf.site and is_expert(leaf.site, stacks)}
     idle = []

@@ -18,7 +18,7 @@ from completep.anatomy.trace import Example, recording
 from completep.errors import UserError
 from completep.rules.table import Role
 
-LEAST_ENTRIES = 16  # so many random numbers do not have one sign
+LEAST_ENTRIES = 16  # this many random numbers practically never all have the same sign
 SHORT = 256  # entries of a parameter that may scale the stream: one or two per layer
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from completep.anatomy.calls import replace_first
 from completep.anatomy.contractions import PRODUCTS, constant_factor
 from completep.anatomy.heads import Attention, Recorder
 from completep.anatomy.kinds import is_product
@@ -47,12 +48,12 @@ class ForwardFactors:
     unmeasured: dict[str, int]  # module → numbers summed in products of activations whose scale cannot be measured
     normed: dict[str, int]  # norm → how many numbers it returns, over all tokens and heads
     bare: dict[str, float] = field(default_factory=dict)  # parameter at the end of a branch without a module → stream
-    training: "ForwardFactors | None" = None  # in training mode, if they are other ones there
-    drawn: bool = False  # they are other ones in training mode, and random
+    training: "ForwardFactors | None" = None  # the factors in training mode, if they differ
+    drawn: bool = False  # True if the factors of training mode differ and are random
 
     @property
     def trained(self) -> "ForwardFactors":
-        """Those that a training run has."""
+        """The factors during training."""
         return self.training or self
 
     def in_training(self) -> dict[Place, float]:
@@ -72,9 +73,11 @@ class Probe:
         self.zeros: Tensor | None = None
 
     def __call__(self, module: nn.Module, args: object, output: object) -> object:
-        first, *rest = output if isinstance(output, (tuple, list)) else (output,)
+        return replace_first(output, self.with_zeros)
+
+    def with_zeros(self, first: Tensor) -> Tensor:
         self.zeros = torch.zeros_like(first, requires_grad=True)
-        return first + self.zeros if isinstance(output, Tensor) else (first + self.zeros, *rest)
+        return first + self.zeros
 
 
 class BareProbes(TorchFunctionMode):

@@ -168,7 +168,7 @@ def _check_training_mode(d: Dissection, example: Example) -> tuple[str, ...]:
 def _leak(what: str, size: float, d: Dissection, mode: str) -> UserError:
     writers = some(sorted({d.template(n) for n in d.writer_names}), 4)
     leak = f"with all writers ({writers}) at zero{mode}, {what}: the relative difference is {size:.2g}"
-    if mode:  # in evaluation mode the same writers are all
+    if mode:  # in evaluation mode these writers were complete, so training mode must differ
         return UserError(leak, fix="let forward do the same in both modes, except for dropout")
     return UserError(leak, fix="name all writers: writers=[…]; a block must be x + f(x), and not scale or normalise x")
 

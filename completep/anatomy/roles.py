@@ -93,7 +93,7 @@ class Anatomy:
 
     @cached_property
     def _templates(self) -> dict[str, str]:
-        """Those asked for so far. A model has few names, and each is asked for many times."""
+        """Cached, because few names are looked up many times."""
         return {}
 
     def template(self, name: str) -> str:
@@ -173,7 +173,10 @@ def _given_part(d: Dissection, name: str, parameter: nn.Parameter, detected: Par
 
 
 def _refuse_wrong_place(d: Dissection, name: str, detected: Part | None, role: Role) -> None:
-    """A role says where a parameter stands and whether it is a matrix. What the forward pass does must not deny it."""
+    """A role fixes the place of a parameter and whether it is a matrix.
+
+    Refuse a role that the forward pass contradicts.
+    """
     if name not in d.used:
         return
     inside = in_stack(name, d.stacks)

@@ -144,7 +144,7 @@ class Base:
         return self.model is not None and size(self.model) <= LARGEST_SPECIMEN
 
     def once(self, what: str, find: Callable[[], Known]) -> Known:
-        """What `find` returns, the first time that this base is asked for it."""
+        """The result of `find`, computed once and cached under this name."""
         if what not in self._known:
             self._known[what] = find()
         known: Known = self._known[what]

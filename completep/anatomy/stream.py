@@ -328,7 +328,7 @@ def multiplied_parameters(t: Trace) -> dict[str, bool]:
 def elementwise_parameters(t: Trace, stacks: Sequence[Stack]) -> set[str]:
     """The parameters of blocks that act on activations entry by entry: gates, decays, scales, shifts.
 
-    Not so a parameter that enters a matrix product, even through operations of its own, as in a normalised weight.
+    Parameters that enter a matrix product, even after other operations (a normalised weight), do not count.
     """
     flows: dict[Node, bool] = {}  # depends on a parameter outside the blocks, so it is an activation
     matrices: set[str] = set()

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from completep.anatomy.calls import Call
+from completep.anatomy.calls import first_tensor as first_tensor  # others read it here, where passes are recorded
+from completep.anatomy.calls import given_tensor as given_tensor
 from completep.anatomy.contractions import Contractions, Stacking
 from completep.anatomy.kinds import is_product
 from completep.anatomy.norms import normalises
@@ -68,23 +70,6 @@ class Trace:
         """The linear layer, norm or table that returned this node's tensor."""
         call = self.made_by.get(node)
         return None if call is None else call.site
-
-
-def first_tensor(value: object) -> Tensor | None:
-    """The first floating-point tensor among inputs or outputs, which by convention is the stream."""
-    if isinstance(value, Tensor):
-        return value if value.is_floating_point() else None
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, (tuple, list)):
-        return next((t for v in value if (t := first_tensor(v)) is not None), None)
-    return None
-
-
-def given_tensor(args: object, kwargs: object) -> Tensor | None:
-    """The first floating-point tensor that a module is called with."""
-    tensor = first_tensor(args)
-    return first_tensor(kwargs) if tensor is None else tensor
 
 
 def find_logits(output: object) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""What several commands share: argument types, the console, printing, models and runs named on the command line."""
+"""What several commands share: argument types, the console, printing, and models named on the command line."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from completep.config import Run, Shape
+from completep.config import Shape
 from completep.errors import UserError
 
 if TYPE_CHECKING:
@@ -31,9 +31,11 @@ EXIT = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}
 
 
 def console(stderr: bool = False) -> "Console":
+    """A console on one of the standard streams. Where it is not a terminal, lines are 200 characters long."""
     from completep.report.terminal import Terminal
 
-    return Terminal(stderr=stderr, width=None if sys.stdout.isatty() else 200)
+    stream = sys.stderr if stderr else sys.stdout
+    return Terminal(stderr=stderr, width=None if stream.isatty() else 200)
 
 
 def print_json(value: object) -> None:
@@ -108,12 +110,6 @@ def multipliers(words: tuple[str, ...]) -> dict[str, float]:
                 f"{name + equals + value!r} is not a multiplier", fix="write ROLE=NUMBER, such as embedding=4"
             )
     return {name.strip(): parse_number(value, name.strip()) for name, _, value in pairs}
-
-
-def read_run(path: Path) -> Run:
-    from completep.train import folder
-
-    return folder.read_run(path)
 
 
 Build = Callable[[], Any]

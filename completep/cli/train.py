@@ -4,12 +4,12 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from completep.cli.shared import RulesKey, console, print_json, read_run
-from completep.config import Data, Run, run_id
+from completep.cli.shared import RulesKey, console, print_json
+from completep.config import Run, run_id
 from completep.errors import UserError
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def train(
         replicas: with fsdp: groups of devices that each hold a whole copy (HSDP).
         precision: auto means bf16 autocast if the device supports it.
         compile: compile the model, block by block.
-        peak: peak FLOP/s of the device, for utilisation; measured if not given.
+        peak: peak FLOP/s of the device, for utilisation; measured if not given; `none` records no utilisation.
         checkpoint_every: steps between checkpoints.
         keep: checkpoints to keep.
         log_every: steps between records.
@@ -140,15 +140,16 @@ def train(
 
     from completep.train.distributed import leave
     from completep.train.loop import train as run_it
-    from completep.train.settings import How
+    from completep.train.settings import How, make_run
     from completep.units import parse_quantity
 
-    options: dict[str, Any] = {
-        "width": width, "depth": depth, "head_size": head_size, "tokens": tokens, "batch": batch, "sequence": sequence,
-        "rules": rules, "base": base_shape, "lr": lr, "std": std, "tau": tau,
-    }  # fmt: skip
-    config = _resolve_run(run, {k: v for k, v in options.items() if v is not None}, data, tokenizer, seed)
-    top: float | Literal["measure"] = "measure" if peak is None else parse_quantity(peak, "peak")
+    config = make_run(
+        run, data=data, tokenizer=tokenizer, seed=seed, width=width, depth=depth, head_size=head_size, tokens=tokens,
+        batch=batch, sequence=sequence, rules=rules, base=base_shape, lr=lr, std=std, tau=tau,
+    )  # fmt: skip
+    top: float | Literal["measure"] | None = "measure" if peak is None else None
+    if peak is not None and peak != "none":
+        top = parse_quantity(peak, "peak")
     how = How(micro_batch, parallel, replicas, precision, compile, top, checkpoint_every, keep, log_every)
     folder = out or _folder_beside(run, config)
     terminal = console(stderr=True)
@@ -179,32 +180,6 @@ def _folder_beside(run: Path | None, config: Run) -> Path:
     if run is not None and folder.is_symlink():
         raise UserError(f"{folder} is a symbolic link", fix=f"if the run belongs there, give --out {folder}")
     return folder
-
-
-def _resolve_run(
-    path: Path | None, options: dict[str, Any], data: str | None, tokenizer: str | None, seed: int | None
-) -> Run:
-    """The run of a file or of flags, with the data and the seed that are given."""
-    from dataclasses import replace
-
-    from completep import plan
-    from completep.train.settings import open_corpus, with_data
-
-    if path is not None:
-        if options:
-            flag = "--" + next(iter(options)).replace("_", "-").replace("base", "base-shape")
-            raise UserError(
-                f"{flag} beside {path}: the run defines it already",
-                fix=f"leave out {flag}, or leave out {path} and give --width and --depth",
-            )
-        config = read_run(path)
-    elif options:
-        source = Data(data or "python", tokenizer or "bytes")
-        config = plan(**options, vocabulary=open_corpus(source).vocabulary).run
-    else:
-        raise UserError("nothing to train", fix="give a run.json, or --width and --depth")
-    config = with_data(config, data, tokenizer)
-    return config if seed is None else replace(config, seed=seed)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from completep.sweep.task import Trial
     from completep.tuning.result import TunePlan
+    from completep.tuning.run import Given
 
 Ranges = Annotated[tuple[str, ...], arg(metavar="NAME=LOW..HIGH …")]
 Shapes = Annotated[tuple[str, ...], arg(metavar="WIDTHxDEPTH …")]
@@ -101,7 +102,7 @@ def tune(
     from completep.files import write_new
     from completep.load import parse_arguments
     from completep.studies.scale import read_shape
-    from completep.tuning.run import as_space, tune_plan, tuning_of
+    from completep.tuning.run import changes_of, tune_plan, tuning_of
     from completep.tuning.settings import INIT
 
     if init is not None:
@@ -110,24 +111,22 @@ def tune(
             f"wrote {init}; edit it, then: completep tune {init}"
         )
         return 0
-    given: dict[str, object] = {
-        "space": as_space(space) or None, "loss": loss, "base": None if base_shape is None else list(base_shape),
-        "proxies": [[s.width, s.depth] for s in map(read_shape, proxies)] or None, "seeds": seeds,
-        "most_seeds": most_seeds, "rules": rules,
-        "run": None if run is None else str(run), "set": parse_arguments(set) or None, "take": take, "search": search,
-        "trials": trials, "stop_early": either("stop-early", stop_early, no_stop_early),
-        "sources": list(sources) or None, "resumes": either("resumes", resumes, no_resumes), "ranks": ranks,
-        "factory": factory,
+    given: Given = {
+        "space": space or None, "loss": loss, "base": base_shape,
+        "proxies": [read_shape(proxy) for proxy in proxies] or None, "seeds": seeds, "most_seeds": most_seeds,
+        "rules": rules, "run": run, "constants": parse_arguments(set) or None, "take": take, "search": search,
+        "trials": trials, "stop_early": either("stop-early", stop_early, no_stop_early), "sources": sources or None,
+        "resumes": either("resumes", resumes, no_resumes), "ranks": ranks, "factory": factory,
     }  # fmt: skip
     options = {name: str(value) for name, value in parse_arguments(slurm).items()}
     if dry_run:
         plan = tune_plan(
-            train, settings=given, model=model or "", workers=workers, accept_changes=accept_changes, out=out,
-            engine=engine, per_gpu=per_gpu, address=address, slurm=options,
+            train, model=model, workers=workers, accept_changes=accept_changes, out=out, engine=engine,
+            per_gpu=per_gpu, address=address, slurm=options, **given,
         )  # fmt: skip
         show(plan, json)
         return 0
-    swept = tuning_of(train, given, model or "").dimensions[0].name
+    swept = tuning_of(train, changes_of(**given), model or "").dimensions[0].name
     plans: list[TunePlan] = []
 
     def say(plan: "TunePlan") -> None:
@@ -138,9 +137,9 @@ def tune(
         return plans[-1].expected.runs if trials else plans[-1].search  # several dimensions are searched first
 
     result = run_tuning(
-        train, model=model, settings=given, engine=engine, workers=workers, per_gpu=per_gpu, address=address,
-        slurm=options, accept_changes=accept_changes, out=out, watch=Watch("tune", swept, expected), on_plan=say,
-        tell=lambda line: console(stderr=True).print(line),
+        train, model=model, engine=engine, workers=workers, per_gpu=per_gpu, address=address, slurm=options,
+        accept_changes=accept_changes, out=out, watch=Watch("tune", swept, expected), on_plan=say,
+        tell=lambda line: console(stderr=True).print(line), **given,
     )  # fmt: skip
     show(result, json, out)
     return 1 if result.failed else EXIT[result.verdict]

@@ -22,8 +22,10 @@ def worker(store: Annotated[Positional[Path], arg(metavar="STORE")], /, idle: fl
         idle: seconds without a run after which the worker ends.
         json: print JSON.
     """
+    from completep.sweep import training  # noqa: F401  these modules register the kinds of task
     from completep.sweep.store import Store
     from completep.sweep.worker import Worker
+    from completep.tuning import decoder, tasks  # noqa: F401
 
     place = Store(store)
     place.look()

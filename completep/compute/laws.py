@@ -20,9 +20,9 @@ from completep.stats import (
     line,
     mean_estimate,
     polynomial,
-    quantile,
     ratio_interval,
-    slope,
+    slope_estimate,
+    slope_weights,
 )
 
 
@@ -44,7 +44,7 @@ class PowerLaw:
         """How much b rises when the log loss at this budget falls by one; 0 where nothing was fitted."""
         x = np.log(self.fitted)
         near = abs(x - math.log(flops)) < 1e-9
-        return float((x - x.mean())[near].sum() / ((x - x.mean()) @ (x - x.mean()))) if near.any() else 0.0
+        return float(slope_weights(x)[near].sum()) if near.any() else 0.0
 
 
 def fit_power_law(
@@ -53,19 +53,19 @@ def fit_power_law(
     """Least squares in logarithms, with Student's interval for b.
 
     All runs at one budget are one point: their mean, after removing a level per seed. So the interval has n - 2 degrees
-    of freedom for n budgets. More seeds do not add any, because the misfit of the law at a budget is the same for every
-    seed.
+    of freedom for n budgets. More seeds do not add degrees of freedom, because the misfit of the law at a budget is the
+    same for every seed.
     """
     F, X = _points(flops, loss, least=2)
     _require_falling(F, X)
     budgets, y = _by_budget(F, np.log(X), None if seed is None else np.asarray(seed).ravel())
     x = np.log(budgets)
-    fit, (_, intercept) = slope(x, y, level=level), line(x, y)
+    fit, (_, intercept) = slope_estimate(x, y), line(x, y)
     a, b, freedom = math.exp(-intercept / fit.value), -fit.value, len(x) - 2
     if freedom < 1:
         return PowerLaw(a, b, fitted=tuple(budgets))
-    error = (fit.high - fit.value) / quantile(freedom, level)
-    return PowerLaw(a, b, Interval(-fit.high, -fit.low), error, freedom, tuple(budgets))
+    reach = fit.reach(level)
+    return PowerLaw(a, b, Interval(b - reach, b + reach), fit.error, freedom, tuple(budgets))
 
 
 def _by_budget(F: Floats, y: Floats, seed: NDArray[np.generic] | None) -> tuple[Floats, Floats]:

@@ -44,12 +44,17 @@ def saved_per_token(model: GPTConfig) -> float:
     return L * block + 2 * N + V
 
 
-def memory(model: GPTConfig, *, sequence: int, micro_batch: int, ranks: int, activation_bytes: int = FLOAT32) -> Memory:
+def require_devices(ranks: int, micro_batch: int) -> None:
+    """Refuse an impossible number of ranks, or of sequences per rank."""
     for name, value in (("ranks", ranks), ("micro_batch", micro_batch)):
         if value < 1:
             raise UserError(f"{name}={value}: must be at least 1", fix=f"give a positive {name}")
         if value > MOST:
             raise UserError(f"{name}={value}: must be at most {MOST:,}", fix=f"give a smaller {name}")
+
+
+def memory(model: GPTConfig, *, sequence: int, micro_batch: int, ranks: int, activation_bytes: int = FLOAT32) -> Memory:
+    require_devices(ranks, micro_batch)
     total = flops.total(model)
     block = flops.non_embedding(model) / model.depth
     # With a large vocabulary, the peak is where the gradient of the softmax exists together with the logits.

@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 from completep import paper
 from completep.compute import flops as count
+from completep.compute.memory import require_devices
 from completep.compute.planned import BY_ROLE, Change, Plan
 from completep.compute.shapes import Limits, Quantity, Target, best_ratio, choose_shape
 from completep.config import (
@@ -158,7 +159,7 @@ def plan(
     planned = replace(planned, laws={"shape": shape_law, **planned.laws}, ranks=ranks, micro_batch=micro_batch)
     if tuned_values is not None:
         planned = _with_tuned(planned, tuned_values, [name for name, value in given.items() if value is None])
-    planned.memory  # noqa: B018  (refuses impossible ranks and micro-batches now)
+    require_devices(ranks, micro_batch)
     return planned
 
 
@@ -419,4 +420,4 @@ def changes(old: Run, new: Run, laws: Mapping[str, str]) -> Iterator[Change]:
         ("beta2", a.beta2, b.beta2, laws.get("betas", transfers)),
     )
     for setting, before, after, why in rows:
-        yield Change(setting, f"{before:.6g}", f"{after:.6g}", why)
+        yield Change(setting, before, after, why)

@@ -1,12 +1,12 @@
 """A plan: a run, the law behind each of its settings, and how both are shown."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 
 from completep.compute import flops as count
 from completep.compute.memory import Memory, memory
 from completep.config import Run
-from completep.report.document import Document, Json, Part, Table, Text
+from completep.report.document import Document, Json, Part, Table, Text, number, setting
 from completep.report.result import Result
 from completep.rules.table import Role, Rules, decoder_roles, rules_named
 from completep.units import human
@@ -28,9 +28,14 @@ class Change:
     """One setting of a tuned run, and what it becomes at the target."""
 
     setting: str
-    before: str
-    after: str
+    before: str | float
+    after: str | float
     why: str
+
+    def texts(self, show: Callable[[float], str]) -> tuple[str, str]:
+        """Before and after, with numbers as `show` writes them."""
+        before, after = (x if isinstance(x, str) else show(x) for x in (self.before, self.after))
+        return before, after
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -89,7 +94,9 @@ class Plan(Result):
         parts: list[Part] = [self._run_table(), self._role_table(), self._cost_table(), *notes]
         if self.changes:
             rows = tuple(
-                (c.setting, c.before, "the same" if c.after == c.before else c.after, c.why) for c in self.changes
+                (c.setting, before, "the same" if after == before else after, c.why)
+                for c in self.changes
+                for before, after in [c.texts(_shown)]
             )
             parts.insert(0, Table("What transfers, what changes", ("setting", "tuned run", "here", "why"), rows))
         return Document(f"A plan for {human(count.non_embedding(self.run.model))} parameters", tuple(parts))
@@ -106,16 +113,16 @@ class Plan(Result):
             ("shape", shape, laws.get("shape", "given")),
             ("parameters", f"{human(count.non_embedding(model))} in blocks, {human(total)} in all{routed}", "counted"),
             ("tokens", f"{human(run.tokens)} ({run.tokens / active:.1f} per {passed}parameter)", laws["tokens"]),
-            ("training FLOPs", f"{self.flops:.3g}", "counted by component (docs/paper-numbers.md)"),
+            ("training FLOPs", number(float(self.flops)), "counted by component (docs/paper-numbers.md)"),
             ("batch", batch, laws["batch"]),
             ("steps", f"{run.schedule.steps}, with {run.schedule.warmup} of warm-up", laws["warm-up"]),
-            ("base learning rate η", f"{h.lr:.6g}", laws["learning rate"]),
-            *((f"η of {role}", f"× {times:.6g}", laws[BY_ROLE]) for role, times in h.lr_of.items()),
-            ("base init std σ", f"{h.std:.6g}", laws["init std"]),
-            ("base weight decay λ", f"{h.weight_decay:.6g}", laws["weight decay"]),
-            ("base epsilon ε", f"{h.eps:.6g}", laws["epsilon"]),
+            ("base learning rate η", setting(h.lr), laws["learning rate"]),
+            *((f"η of {role}", f"× {setting(times)}", laws[BY_ROLE]) for role, times in h.lr_of.items()),
+            ("base init std σ", setting(h.std), laws["init std"]),
+            ("base weight decay λ", setting(h.weight_decay), laws["weight decay"]),
+            ("base epsilon ε", setting(h.eps), laws["epsilon"]),
             ("betas", f"{h.beta1:g}, {h.beta2:g}", laws["betas"]),
-            ("branch × / logits ×", "{branch:.4g} / {logits:.4g}".format(**self.multipliers), laws["per role"]),
+            ("branch × / logits ×", " / ".join(map(number, self.multipliers.values())), laws["per role"]),
             ("memory per rank", f"{_gb(needed.per_rank)}{ranks}", f"{parts} (estimate)"),
             ("checkpoint", _gb(needed.checkpoint), "weights and both moments, float32"),
         )  # fmt: skip
@@ -139,7 +146,7 @@ class Plan(Result):
         )
         return Table("FLOPs per token", ("component", "forward", "backward", "share (%)"), rows)
 
-    def to_json(self) -> Json:
+    def _fields(self) -> Json:
         model = self.run.model
         parameters = {"non_embedding": count.non_embedding(model), "total": count.total(model)}
         parameters |= {"active": count.active(model)} if model.experts else {}
@@ -154,9 +161,17 @@ class Plan(Result):
             "roles": [asdict(s) for s in self.roles()],
             "memory": {**asdict(self.memory), "per_rank": self.memory.per_rank},
             "laws": dict(self.laws),
-            "changes": [asdict(c) for c in self.changes],
+            "changes": [asdict(c) | dict(zip(("before", "after"), c.texts(_six), strict=True)) for c in self.changes],
             "notes": list(self.notes),
         }
+
+
+def _shown(value: float) -> str:
+    return setting(value) if isinstance(value, float) else str(value) if value < 100_000 else human(value, 4)
+
+
+def _six(value: float) -> str:
+    return f"{value:.6g}"
 
 
 def _gb(value: float) -> str:

@@ -46,7 +46,7 @@ class Evaluations(Result):
     def frames(self) -> dict[str, pl.DataFrame]:
         return {"scores": self.table}
 
-    def to_json(self) -> Json:
+    def _fields(self) -> Json:
         averages = {e.name: {"score": e.average[0], "stderr": e.average[1]} for e in self.evaluations}
         return {"table": self.table.to_dicts(), "average": averages}
 

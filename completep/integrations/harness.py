@@ -26,6 +26,7 @@ from completep.files import read_text, sha256_of, write_new
 from completep.integrations.runs import accelerator, load_run
 from completep.integrations.scoring import Pair, Score, continue_greedily, score
 from completep.model.gpt import GPT
+from completep.stats import error_of_mean
 
 if TYPE_CHECKING:
     from lm_eval.api.model import TemplateLM
@@ -130,7 +131,7 @@ class Evaluation:
     def average(self) -> tuple[float, float]:
         """The mean over tasks, and its standard error from those of the tasks."""
         scores = list(self.tasks.values())
-        return sum(s for s, _ in scores) / len(scores), sum(e * e for _, e in scores) ** 0.5 / len(scores)
+        return sum(s for s, _ in scores) / len(scores), error_of_mean([e for _, e in scores])
 
     def to_json(self) -> str:
         tasks = {
@@ -232,8 +233,8 @@ def stored_evaluation(folder: Path, request: Request) -> Evaluation | None:
     stored = evaluation_from_json(read_text(path), str(path))
     expected = {task: TASKS[task].metric if task in TASKS else stored.metrics.get(task) for task in request.tasks}
     if dict(stored.metrics) != expected:
-        found = some([f"{task} ({metric})" for task, metric in stored.metrics.items()])
-        what = f"{path} is not the evaluation that was asked for: it has {found}"
+        tasks = some([f"{task} ({metric})" for task, metric in stored.metrics.items()])
+        what = f"{path} is not the evaluation that was asked for: it has {tasks}"
         raise UserError(what, fix=f"delete {path} and evaluate again")
     return stored
 

@@ -24,6 +24,6 @@ In: a factory of models at several sizes, or the losses of a sweep. Out: `Check`
     stream_limit.py   the stream of an untrained network over depth, against its derived limit
     sweeps.py         a sweep as a frame: anybody's CSV, its columns by whatever names
     curves.py         loss curves over a hyperparameter: drift, regret and the verdict
-    figures.py        the figures of all three
+    figures.py        the figures of all of these
     check.py, derive.py, laziness.py, transfer.py   the public functions and their results
 """

@@ -28,7 +28,7 @@ from completep.measure.survey import AS_IT_IS, Survey, survey
 from completep.measure.verdict import Finding as Movement
 from completep.measure.verdict import judge_coordinates
 from completep.measure.verdict import overall as overall_movement
-from completep.measure.words import Axis, Progress, Word, quiet, worst
+from completep.measure.words import Axis, Progress, Word, quiet, with_reason, worst
 from completep.report.document import Cell, Document, Json, Part, Table, Text, Verdict
 from completep.report.result import Result
 from completep.rules.table import Role, Rules, as_rules, display_name
@@ -124,7 +124,7 @@ class Check(Result):
             frames |= {"stream": self.movement.stream, "roles": self.movement.roles}
         return frames
 
-    def to_json(self) -> Json:
+    def _fields(self) -> Json:
         limit = self.survey.limit
         return {
             "verdict": self.verdict,
@@ -164,7 +164,7 @@ def whole_table(findings: Sequence[Finding]) -> Table:
     """The model as it starts, and blocks that differ from the others of their stack."""
     rows: list[dict[str, Cell]] = [
         {"quantity": f"{f.tensor} at init" if f.setting == "size" else f"{f.tensor}, largest block",
-         "rules": display_name(f.rules), "in": f.axis, "verdict": f"{f.word}: {f.why}" if f.why else f.word,
+         "rules": display_name(f.rules), "in": f.axis, "verdict": with_reason(f.word, f.why),
          "exponent": f"{f.exponent.value:+.2f}" if f.exponent else None}
         for f in sorted(findings, key=lambda f: ORDER[f.word])
         if f.setting == "size" or (f.setting == "one block" and f.word != "PASS")
@@ -189,7 +189,7 @@ def movement_table(moved: Sequence[Movement]) -> Table:
             "slope": f"{f.slope.value:+.2f}" if f.slope else "–",
             "90 % interval": f"{f.slope.low:+.2f} … {f.slope.high:+.2f}" if f.slope else "",
             "allowed": f"{'' if f.least is None else f'{f.least:+.1f}'} … {f.most:+.1f}",
-            "verdict": f"{f.word}: {f.why}" if f.why else f.word,
+            "verdict": with_reason(f.word, f.why),
         }
         for f in sorted(moved, key=lambda f: ORDER[f.word])
     ]  # fmt: skip

@@ -141,7 +141,7 @@ class Derivation(Result):
     def frames(self) -> Mapping[str, pl.DataFrame]:
         return {"tensors": self.tensors} | ({} if self.later is None else {"later": self.later})
 
-    def to_json(self) -> Json:
+    def _fields(self) -> Json:
         exponents = [asdict(e) | {"word": e.word} for e in self.exponents]
         fields: Json = {"verdict": self.verdict, "exponents": exponents, "source": dict(self.source)}
         fields |= {"rho": self.limit.rho}

@@ -296,10 +296,11 @@ def _typed_deviation(rows: Rows, axis: Axis) -> float:
 
 
 def _seen_by_decay(findings: list[Finding], typed: Mapping[str, float]) -> list[Finding]:
-    """Learning rates that are a little wrong: η·λ, which is typed, shows it where the gradient leaves it open.
+    """Blame a learning rate whose own interval is too wide to decide, by its weight decay.
 
-    The decay's deviation is that of η if η deviates as much, and if what was measured agrees. In other coordinates η
-    deviates too, but what was measured does not.
+    This is done if lr × weight decay, which is exact, deviates by the same exponent as the learning rate that was set,
+    and the measured pull does not contradict it. In other coordinates the learning rate that is set deviates too, but
+    the pull does not.
     """
     decays = {f.tensor: f for f in findings if f.setting == "weight decay" and f.word == "FAIL" and f.exponent}
     changed = []
@@ -377,8 +378,8 @@ def culprits(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def noisy(findings: Iterable[Finding]) -> list[Axis]:
-    """The axes along which more seeds could decide something that is open."""
-    wide = {f.axis for f in findings if f.word == "INCONCLUSIVE" and f.why == WIDE}
+    """The axes along which more seeds could decide something that is open: it was measured, but not well enough."""
+    wide = {f.axis for f in findings if f.word == "INCONCLUSIVE" and f.exponent is not None}
     return [axis for axis in AXES if axis in wide]
 
 

@@ -85,7 +85,7 @@ def _tensor_panel(
         "size", sorted(rows[axis].unique().to_list()), "depth L (layers)" if axis == "depth" else "width N"
     )
     roles = [str(role) for role in Role if str(role) in set(measured.tensors["role"])]
-    colour = alt.Color("role:N", title="role", scale=alt.Scale(domain=roles, range=charts.OKABE_ITO))
+    colour = alt.Color("role:N", title="role", scale=alt.Scale(domain=roles, range=charts.MANY_COLOURS))
     settings = ("init", "multiplier") if setting == "init" else (setting,)
     judged = [f for f in findings if (f.rules, f.axis) == (rules, axis) and f.setting in settings]
     names = {"init": "init, multipliers: gain", "learning rate": "learning rate: pull", "epsilon": "epsilon / gradient"}
@@ -120,7 +120,7 @@ def _size_panel(everything: pl.DataFrame, rules: str, axis: Axis, kind: str, wor
     if kind == "step":
         colour = alt.Color("line:O", title="training step", scale=alt.Scale(scheme="viridis"))
     else:
-        colour = alt.Color("line:N", title="role", scale=alt.Scale(range=charts.OKABE_ITO))
+        colour = alt.Color("line:N", title="role", scale=alt.Scale(range=charts.MANY_COLOURS))
     tips = charts.tips("line:N", "size:Q", value=".3g")
     return charts.lines(points, x, y, colour, "line", title, tips)
 

@@ -40,7 +40,7 @@ class Laziness(Result):
     def frames(self) -> Mapping[str, pl.DataFrame]:
         return {"laziness": self.frame}
 
-    def to_json(self) -> Json:
+    def _fields(self) -> Json:
         return {"verdict": self.verdict, "verdicts": [asdict(v) for v in self.verdicts]}
 
 

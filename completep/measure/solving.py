@@ -28,6 +28,7 @@ OTHER = 0.4  # a later interval that reaches so far from the exponent at init co
 
 SettingName = Literal["init", "learning rate", "epsilon"]
 SETTINGS: tuple[SettingName, ...] = ("init", "learning rate", "epsilon")
+Reason = Literal["too wide", "not settled"]  # more seeds, or more steps, could give a value
 TOO_WIDE = "the interval is too wide"
 RANDOM = "its gradient is a random sum, which training aligns; give more steps"
 
@@ -43,6 +44,7 @@ class Exponent:
     later: Slope | None = None  # after some training steps
     value: float | None = None  # the multiple of 1/2 that it is
     why: str = ""  # the reason, if there is none
+    reason: Reason | None = None  # the same, where something depends on it
 
     @property
     def word(self) -> Word:
@@ -88,7 +90,8 @@ def _init(rows: pl.DataFrame, parameter: str, axis: str) -> Exponent:
     if rows["drawn"][0] or exponent.value == 0.0 or slope is None:
         return exponent
     grows = f"as {axis}^{-slope.value:+.2f}"
-    return replace(exponent, value=None, why=f"the values that its constructor gives it change with the size, {grows}")
+    why = f"the values that its constructor gives it change with the size, {grows}"
+    return replace(exponent, value=None, why=why, reason=None)
 
 
 VALUES = {  # what is proportional to the setting that a parameter needs
@@ -123,8 +126,10 @@ def snapped(exponent: Exponent) -> Exponent:
     value = nearest(slope)
     if value is not None and not _is_random_sum(exponent, value):
         return replace(exponent, value=value)
-    why = f"{slope.value:+.2f} is half-way: {RANDOM}" if value is not None else _why_not(slope, exponent.axis)
-    return replace(exponent, why=why)
+    if value is not None:
+        return replace(exponent, why=f"{slope.value:+.2f} is half-way: {RANDOM}")
+    reason, why = _why_not(slope, exponent.axis)
+    return replace(exponent, why=why, reason=reason)
 
 
 def _is_random_sum(exponent: Exponent, value: float) -> bool:
@@ -142,14 +147,14 @@ def nearest(slope: Slope) -> float | None:
     return value if near and slope.high - slope.low < NARROW else None
 
 
-def _why_not(slope: Slope, axis: str) -> str:
+def _why_not(slope: Slope, axis: str) -> tuple[Reason | None, str]:
     if slope.high - slope.low >= NARROW:
-        return f"{TOO_WIDE}: give more seeds, a larger batch, or a wider range of {axis}"
+        return "too wide", f"{TOO_WIDE}: give more seeds, a larger batch, or a wider range of {axis}"
     if abs(slope.value / STEP - round(slope.value / STEP)) * STEP < REACH:
-        return f"{TOO_WIDE} for the distance to a multiple of 1/2: give more seeds, or a wider range of {axis}"
-    return (
-        f"{slope.value:+.2f} is no multiple of 1/2: the forward pass may hold a factor of the size, or {axis} is small"
-    )
+        why = f"{TOO_WIDE} for the distance to a multiple of 1/2: give more seeds, or a wider range of {axis}"
+        return "too wide", why
+    causes = f"the forward pass may hold a factor of the size, or {axis} is small"
+    return None, f"{slope.value:+.2f} is no multiple of 1/2: {causes}"
 
 
 def confirmed(exponents: Sequence[Exponent], late: Survey, rules: str, steps: int) -> list[Exponent]:
@@ -163,7 +168,7 @@ def confirmed(exponents: Sequence[Exponent], late: Survey, rules: str, steps: in
         late_rows = late.along(late.tensors, exponent.axis, rules).filter(pl.col("template") == exponent.parameter)
         later, why = fit(late_rows, exponent.axis, exponent.setting)
         if later is None:
-            by_key[key] = replace(exponent, value=None, why=f"after {steps} steps, {why}")
+            by_key[key] = replace(exponent, value=None, why=f"after {steps} steps, {why}", reason=None)
         else:
             by_key[key] = _confirmed(replace(exponent, later=later), later, steps)
     for parameter, axis, setting in list(by_key):
@@ -174,7 +179,7 @@ def confirmed(exponents: Sequence[Exponent], late: Survey, rules: str, steps: in
 
 
 def _confirmed(exponent: Exponent, later: Slope, steps: int) -> Exponent:
-    """Init is precise, training is aligned: both must speak for the value."""
+    """The exponent at init is precise and the one after training is aligned. A value counts only if both agree."""
     value, aligned = exponent.value, nearest(later)
     aligned = None if aligned is None or _is_random_sum(exponent, aligned) else aligned
     if (
@@ -184,16 +189,19 @@ def _confirmed(exponent: Exponent, later: Slope, steps: int) -> Exponent:
     ):
         return exponent
     if aligned is not None:
-        return replace(exponent, value=aligned, why="")
-    return replace(exponent, value=None, why=_trend(exponent, later, steps))
+        return replace(exponent, value=aligned, why="", reason=None)
+    return _unsettled(exponent, later, steps)
 
 
-def _trend(exponent: Exponent, later: Slope, steps: int) -> str:
+def _unsettled(exponent: Exponent, later: Slope, steps: int) -> Exponent:
+    """Without a value, because it changes in training."""
     start = "not measured" if exponent.measured is None else f"{exponent.measured.value:+.2f}"
     trend = f"{start} at init, {later.value:+.2f} after {steps} steps"
     if later.high - later.low >= NARROW:
-        return f"{trend}, where {TOO_WIDE}: give more seeds or a larger batch"
-    return f"{trend}: it has not settled; give more steps"
+        why = f"{trend}, where {TOO_WIDE}: give more seeds or a larger batch"
+        return replace(exponent, value=None, why=why, reason="too wide")
+    why = f"{trend}: it has not settled; give more steps"
+    return replace(exponent, value=None, why=why, reason="not settled")
 
 
 def _agreed(lr: Exponent, eps: Exponent, steps: int) -> tuple[Exponent, Exponent]:
@@ -205,11 +213,11 @@ def _agreed(lr: Exponent, eps: Exponent, steps: int) -> tuple[Exponent, Exponent
             continue
         if moved[1 - i] and (aligned := nearest(exponent.later)) is not None:
             pair[i] = replace(exponent, value=aligned)
-        elif moved[1 - i] or (other.value is None and "not settled" in other.why):
-            pair[i] = replace(exponent, value=None, why=_trend(exponent, exponent.later, steps))
+        elif moved[1 - i] or (other.value is None and other.reason == "not settled"):
+            pair[i] = _unsettled(exponent, exponent.later, steps)
     return pair[0], pair[1]
 
 
 def undecided(exponents: Sequence[Exponent]) -> bool:
     """True if more seeds could decide something that is open."""
-    return any(TOO_WIDE in e.why for e in exponents)
+    return any(e.reason == "too wide" for e in exponents)

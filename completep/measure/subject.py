@@ -291,7 +291,7 @@ class Subject:
         return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten())
 
     def loss_everywhere(self, batch: Batch) -> Tensor:
-        """The loss, read from every token of the stream, if the model reads one of them only.
+        """The loss over all tokens, for a model that reads out only one of them.
 
         Where a class token alone is read, the others reach the loss through the branches, whose sum over depth is
         random at init and aligned in training. Here random targets for all tokens take the place of that alignment.

@@ -11,7 +11,7 @@ from completep.config import Shape, as_shape
 from completep.measure.curves import Deeper, Transfer, judge_transfer
 from completep.measure.figures import transfer_figure
 from completep.measure.sweeps import HYPERPARAMETERS, complete, find_hyperparameter, named, read_sweep
-from completep.measure.words import Word, worst
+from completep.measure.words import Word, with_reason, worst
 from completep.report.document import Cell, Document, Json, Table, Verdict, number
 from completep.report.result import Result
 from completep.rules.table import display_name
@@ -50,7 +50,7 @@ class TransferCheck(Result):
     def frames(self) -> Mapping[str, pl.DataFrame]:
         return {"transfer": self.frame}
 
-    def to_json(self) -> Json:
+    def _fields(self) -> Json:
         return {"verdict": self.verdict, "verdicts": [asdict(t) for t in self.transfers]}
 
 
@@ -66,7 +66,7 @@ def transfer_table(transfers: Sequence[Transfer]) -> Table:
                     "rules": rules, "shape": f"{s.shape.width} × {s.shape.depth}", f"best {name}": s.optimum,
                     f"drift, {t.unit}": _with_interval(s.drift, s.drift_interval),
                     "regret, %": _with_interval(s.regret, s.regret_interval), "loss there": s.loss,
-                    "verdict": f"{s.word}: {s.why}" if s.why else s.word,
+                    "verdict": with_reason(s.word, s.why),
                 }
             )  # fmt: skip
     return Table.of(f"Using the base's best {name} at every shape", rows)

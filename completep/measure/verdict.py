@@ -30,6 +30,7 @@ AXES: tuple[Axis, ...] = ("depth", "width")
 RISE, FALL = 0.2, -0.5
 OUTER_RISE, OUTER_FALL = 0.4, -0.7  # outside the blocks: few tensors to average over, so more noise
 LEAST_SHAPES = 3
+OF_THE_MODEL = ("stream", "logits")  # quantities of the whole model; every other one is the output of a branch
 
 
 @dataclass(frozen=True)
@@ -87,14 +88,14 @@ def quantities(stream: pl.DataFrame, roles: pl.DataFrame, axis: str) -> Iterator
     yield Quantity("change of the stream", 1, points(top.filter(last), "change"), FALL, RISE)
     yield Quantity("logits at init", 1, points(logits.filter(pl.col("step") == 0), "rms"), None, RISE)
     yield Quantity("change of the logits", 1, points(logits.filter(last), "change"), FALL, RISE)
-    for branch in stream["quantity"].unique(maintain_order=True):
-        if branch.startswith("branch "):
-            blocks = stream.filter((pl.col("quantity") == branch) & last)
-            ratio = pl.col("rms").max() / pl.col("rms").median()
-            spread = blocks.group_by(axis, "seed", maintain_order=True).agg(value=ratio)
-            largest = blocks.filter(pl.col(axis) == pl.col(axis).max()).sort("rms")["layer"][-1]
-            name, hint = f"largest over median block, {branch}", f"; the largest is block {largest}"
-            yield Quantity(name, 1, points(spread, "value"), None, OUTER_RISE, hint)
+    branches = stream.filter(~pl.col("quantity").is_in(OF_THE_MODEL))
+    for branch in branches["quantity"].unique(maintain_order=True):
+        blocks = branches.filter((pl.col("quantity") == branch) & last)
+        ratio = pl.col("rms").max() / pl.col("rms").median()
+        spread = blocks.group_by(axis, "seed", maintain_order=True).agg(value=ratio)
+        largest = blocks.filter(pl.col(axis) == pl.col(axis).max()).sort("rms")["layer"][-1]
+        name, hint = f"largest over median block, {branch}", f"; the largest is block {largest}"
+        yield Quantity(name, 1, points(spread, "value"), None, OUTER_RISE, hint)
     for name in roles["role"].unique(maintain_order=True):
         trait, effect = Role(name).trait, roles.filter(pl.col("role") == name)
         target = trait.acts_on

@@ -12,6 +12,10 @@ def quiet(done: int, total: int, what: str) -> None:
     """No progress report."""
 
 
+def with_reason(word: Word, why: str) -> str:
+    return f"{word}: {why}" if why else word
+
+
 def worst(words: Iterable[Word]) -> Word:
     """FAIL if anything fails; PASS only if everything passes."""
     distinct = set(words)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 WIDTH, HEIGHT = 250, 230
 # Okabe & Ito's colours.
 OKABE_ITO = ["#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#0072B2", "#D55E00", "#000000", "#999999", "#F0E442"]
+# More, as far from these and from each other as these are, for as many series as there are roles.
+MANY_COLOURS = [*OKABE_ITO, "#882255", "#332288", "#663300", "#8F6BE8", "#A6E8B0", "#FFC0B0", "#5F7020"]
 # A parameterization has the same colour in every figure.
 RULES_COLOURS = dict(zip(("mup", "alpha=0.5", "completep", "sp", "flat-eps=1"), OKABE_ITO, strict=False))
 # Viridis without its palest end.

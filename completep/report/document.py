@@ -26,6 +26,7 @@ class Strong(str):
 Json = dict[str, object]
 
 
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 Tone = Literal["good", "bad", "open"]
 TONES: Mapping[str, Tone] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "open"}
 
@@ -131,12 +132,25 @@ def tone(text: str) -> Tone | None:
 
 
 def number(value: object) -> str:
-    """A cell as text: four significant digits at most."""
+    """A cell as text: four significant digits at most, and 2.38×10¹⁹ for 2.38e+19."""
     if value is None:
         return "–"
     if isinstance(value, bool) or not isinstance(value, float):
         return str(value)
-    return f"{value:.4g}" if math.isfinite(value) else "–" if math.isnan(value) else "∞" if value > 0 else "-∞"
+    if not math.isfinite(value):
+        return "–" if math.isnan(value) else "∞" if value > 0 else "-∞"
+    digits, e, exponent = f"{value:.4g}".partition("e")
+    if not e:
+        return digits
+    times = {"1": "", "-1": "-"}.get(digits, f"{digits}×")
+    return f"{times}10{str(int(exponent)).translate(SUPERSCRIPTS)}"
+
+
+def setting(value: float) -> str:
+    """A hyperparameter as text: 2⁻⁸ for a power of two that four digits would cut, and otherwise as in a cell."""
+    if value > 0 and math.frexp(value)[0] == 0.5 and float(f"{value:.4g}") != value:
+        return f"2{str(math.frexp(value)[1] - 1).translate(SUPERSCRIPTS)}"
+    return number(float(value))
 
 
 def strict(value: object) -> object:

@@ -4,9 +4,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
-from completep.report.document import Document, Json
+from completep.report.document import Document, Json, strict
 
 if TYPE_CHECKING:
     import polars as pl
@@ -28,8 +28,12 @@ class Result(ABC):
         return self.document()
 
     @abstractmethod
+    def _fields(self) -> Json:
+        """Its numbers by name, for `to_json`. They may hold NaN and infinity."""
+
     def to_json(self) -> Json:
-        """Its numbers as plain data. They may hold NaN or infinity; `document.strict` removes them."""
+        """Its numbers as strict JSON allows them: None stands for NaN and infinity."""
+        return cast(Json, strict(self._fields()))
 
     def frames(self) -> "Mapping[str, pl.DataFrame]":
         """Name of a CSV file → the data in it."""

@@ -94,8 +94,8 @@ class Audit(Result):
             parts.append(Table.of("Departures", _rows(self.departures)))
         return Document(f"Audit against {self.name}", tuple(parts), kind="completep audit")
 
-    def to_json(self) -> Json:
-        rows = [{**asdict(d), "factor": d.factor if math.isfinite(d.factor) else None} for d in self.departures]
+    def _fields(self) -> Json:
+        rows = [{**asdict(d), "factor": d.factor} for d in self.departures]
         return {**asdict(self), "verdict": self.verdict, "passed": self.passed, "departures": rows}
 
 
@@ -425,7 +425,8 @@ class _Subject:
             return "the forward pass does not have this multiplier"
         if d.expected and _near(d.found * d.expected, 1.0, MEASURED):
             return SWAPPED
-        if d.role == "branch multiplier" and _near(d.found, alpha(0.5).branch(1.0, self.scaling.m_L), MEASURED):
+        branch = any(m.kind == "branch" and d.name in (*m.modules, *m.parameters) for m in self.scaling.multipliers)
+        if branch and _near(d.found, alpha(0.5).branch(1.0, self.scaling.m_L), MEASURED):
             return "1/sqrt(m_L), which is alpha=0.5: CompleteP needs 1/m_L"
         return ""
 

@@ -99,7 +99,7 @@ class Explanation(Result):
         )
         return Document(f"What the rules do to {self.model}", parts, kind="completep explain")
 
-    def to_json(self) -> Json:
+    def _fields(self) -> Json:
         data = asdict(self)
         rows = [{k: v for k, v in row.items() if k != "template"} for row in data.pop("rows")]
         return {**data, "parameters": rows}

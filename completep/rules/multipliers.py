@@ -6,10 +6,11 @@ A model that has its own multipliers (`set_multipliers`, like the reference deco
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, cast, runtime_checkable
 
-from torch import Tensor, nn
+from torch import nn
 
+from completep.anatomy.calls import replace_first
 from completep.anatomy.names import plain
 from completep.errors import UserError, some
 from completep.rules.weights import mark, unmark
@@ -48,28 +49,23 @@ class KnowsMultipliers(Protocol):
 
 
 class ScaleOutput:
-    """Forward hook: multiplies the module's output, or the first of several outputs, by a constant."""
+    """Forward hook: multiplies the module's output, or the first tensor of several outputs, by a constant."""
 
     def __init__(self, factor: float) -> None:
         self.factor = factor
 
-    def __call__(self, module: nn.Module, args: object, output: Any) -> object:
-        if isinstance(output, Tensor):
-            return output * self.factor
-        return (output[0] * self.factor, *output[1:])
+    def __call__(self, module: nn.Module, args: object, output: object) -> object:
+        return replace_first(output, lambda first: first * self.factor)
 
 
 class ScaleInput:
-    """Forward pre-hook: multiplies the module's first input by a constant."""
+    """Forward pre-hook: multiplies the first tensor that the module is given by a constant."""
 
     def __init__(self, factor: float) -> None:
         self.factor = factor
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        if args:
-            return (args[0] * self.factor, *args[1:]), kwargs
-        first = next(iter(kwargs))
-        return args, kwargs | {first: kwargs[first] * self.factor}
+        return cast(tuple[Any, Any], replace_first((args, kwargs), lambda first: first * self.factor))
 
 
 def install(model: nn.Module, multipliers: tuple[Multiplier, ...]) -> None:

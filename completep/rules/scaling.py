@@ -195,7 +195,8 @@ class Scaling:
                 self.constructed[name] = parameter.detach().clone()
             _fill(parameter, self._start(r, std, seed, parameter))
         if unfilled:
-            what = f"the parameters are filled, but these keep constructor values, lost on meta: {some(unfilled)}"
+            what = "these parameters keep the values of their constructor, which the meta device does not have: "
+            what += some(unfilled)
             raise UserError(what, fix="fill them from a real model, then call init_(…, buffers_filled=True)")
         for module in self.model.modules():
             if isinstance(module, nn.Embedding) and module.padding_idx is not None and module.weight.requires_grad:
@@ -330,8 +331,8 @@ class Scaling:
             rates = {group["lr"] / group["lr_scale"]: group["names"] for group in optimizer.param_groups}
             low, high = min(rates, default=0.0), max(rates, default=0.0)
             if not high - low <= 1e-6 * high:
-                what = f"the learning rates no longer have the rules' ratios: {some(rates[low], 2)} stand at a base"
-                what += f" rate of {low:.4g}, {some(rates[high], 2)} at {high:.4g}"
+                what = f"the learning rates no longer have the rules' ratios: {some(rates[low], 2)} have a base "
+                what += f"learning rate of {low:.4g}, {some(rates[high], 2)} of {high:.4g}"
                 fix = "give the scheduler no floor (eta_min=0), or use a LambdaLR whose factor stops at your floor"
                 raise UserError(what, fix=fix)
 

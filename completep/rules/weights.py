@@ -1,7 +1,7 @@
 """Where the weights of a model come from: its constructor, `init_`, or a checkpoint; and how they are saved.
 
-Torch counts the changes to a tensor in place. A fresh model has as many as a fresh base of the same class. One that has
-more in all blocks of some parameter was loaded, and transformers marks what it loads. Copies, assigned tensors and
+Torch counts in-place changes of a tensor. If a parameter has more of them in every block than a fresh base has, it was
+loaded. transformers also marks what it loads. Copies, assigned tensors and
 whole models from a file have no such count. There the gains of norms tell: constructors make them one number, and
 training does not leave them so.
 """
@@ -119,7 +119,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 class MarkState:
-    """Hook of state_dict: notes the multipliers that the weights need in the metadata, where no loader stumbles."""
+    """Hook of state_dict: notes the multipliers that the weights need in the metadata, which loaders ignore."""
 
     def __init__(self, factors: Mapping[str, float]) -> None:
         self.factors = dict(factors)

@@ -98,9 +98,9 @@ STUDY = listed(
         name="coordinates",
         question="Do ten training steps change models of every depth by the same amount?",
         claim=(
-            "Under alpha=0.5 and CompleteP, yes; SP/muP and the earlier literature's alpha=0.5 are unstable. At init "
-            "the stream of a ReLU network tends to its own size for alpha > 1/2, to exp(σ²/2) times it for alpha=0.5, "
-            "and grows without bound below."
+            "Under alpha=0.5 and CompleteP, yes; SP/muP and the earlier literature's alpha=0.5 are unstable. At "
+            "init, the stream of a ReLU network keeps its size for alpha > 1/2, grows by exp(σ²/2) for alpha = 0.5, "
+            "and grows without bound for smaller alpha."
         ),
         decision=(
             "Slopes over log L of how far ten steps move the stream, the logits and the effect of each role's "

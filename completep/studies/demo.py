@@ -61,7 +61,7 @@ def best_tried(runs: pl.DataFrame) -> float:
 
 
 def at_tuned(t: Transfer, ended: pl.DataFrame, tuned: float) -> Transfer:
-    """The same comparison at the value that was tried, with a word that one seed can bear."""
+    """The same comparison at the tried value, with a verdict that one seed can support."""
     of_rules = ended.filter(pl.col("rules") == t.rules)
 
     def here(depth: int, lr: float) -> float:

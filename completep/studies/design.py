@@ -4,11 +4,13 @@ A study lives in one file of this package and calls `listed(...)` there. Nothing
 """
 
 import difflib
+import inspect
 import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
@@ -49,7 +51,7 @@ class Outcome(Generic[Detail]):
 
 
 def with_seeds(outcome: Outcome[Detail], seeds: int) -> Outcome[Detail]:
-    """One seed has no noise to compare a difference with, so that it never agrees with the paper."""
+    """With one seed, noise is unknown, so the result is never "agrees"."""
     if seeds > 1 or outcome.agreement not in ("agrees", "agrees in part"):
         return outcome
     part = " in part" if outcome.agreement == "agrees in part" else ""
@@ -183,6 +185,15 @@ def nothing_to_prepare(experiment: Experiment) -> None:
     """Most studies need nothing before their first run."""
 
 
+def defined_in(function: Callable[..., object]) -> str:
+    """The file of a function, also of one that is wrapped, or of a class whose objects are called."""
+    while isinstance(function, partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    return code.co_filename if code is not None else ""
+
+
 Trained = Sequence[tuple[Mapping[str, Value], Training]]  # labels and task of every run
 
 
@@ -247,7 +258,7 @@ class Sweep(Study, Generic[Detail]):
 
     @property
     def home(self) -> str:
-        return self.run.__code__.co_filename
+        return defined_in(self.run)
 
     def trials(self, experiment: Experiment, how: How = HOW, ranks: int = 1) -> list[Trial]:
         """Every point with its run. An impossible setting is an error here, before anything runs."""
@@ -294,7 +305,7 @@ class Measurement(Study, Generic[Measured, Detail]):
 
     @property
     def home(self) -> str:
-        return self.measure.__code__.co_filename
+        return defined_in(self.measure)
 
     def outcome(self, experiment: Experiment, measured: Measured) -> Outcome[Detail]:
         """What was found, as far as the number of seeds allows."""

@@ -12,7 +12,7 @@ from completep.config import Run
 from completep.errors import UserError
 from completep.report.document import Figure
 from completep.rules.table import display_name
-from completep.stats import mean_estimate
+from completep.stats import error_of_mean, mean_estimate
 from completep.studies.design import UNSEEN, Agreement, Experiment, Outcome, Sweep, Trained, Tuning, listed
 from completep.studies.judging import by_seed, combined, ranking
 from completep.studies.scale import BASE_VALUES, RULES, Scale, ScaleName, base_shape, read_shape, shape_words
@@ -76,8 +76,9 @@ def find(experiment: Experiment, frame: pl.DataFrame) -> Outcome[None]:
     """The average over tasks with its standard error: is CompleteP's the highest at every shape?"""
     if frame.is_empty():
         raise UserError("no run of this study is evaluated yet", fix="run the study first")
-    error = (pl.col("stderr").pow(2).sum().sqrt() / pl.len()).alias("stderr")
-    average = frame.group_by("shape", "rules", maintain_order=True).agg(score=pl.col("score").mean(), stderr=error)
+    average = frame.group_by("shape", "rules", maintain_order=True).agg(pl.col("score").mean(), pl.col("stderr"))
+    errors = [error_of_mean(of_tasks) for of_tasks in average["stderr"]]
+    average = average.with_columns(pl.Series("stderr", errors, dtype=pl.Float64))
     agreements: list[Agreement] = []
     sentences = []
     for (shape,), part in average.partition_by("shape", as_dict=True).items():

@@ -10,8 +10,6 @@ import polars as pl
 
 from completep import paper
 from completep.config import Run
-from completep.measure.figures import transfer_figure
-from completep.report.document import Figure
 from completep.rules.table import display_name
 from completep.studies.design import UNSEEN, Agreement, Experiment, Outcome, Sweep, Tuning, listed
 from completep.studies.judging import (
@@ -19,6 +17,7 @@ from completep.studies.judging import (
     Losses,
     Transfers,
     by_seed,
+    draw_transfer,
     finished,
     gap,
     log2_text,
@@ -63,10 +62,6 @@ def best_of(runs: pl.DataFrame) -> tuple[float, Losses]:
     return lr, losses[lr]
 
 
-def draw(experiment: Experiment, frame: pl.DataFrame, outcome: Outcome[Transfers]) -> list[Figure]:
-    return [transfer_figure(frame, outcome.detail, experiment.name, experiment.study.question)]
-
-
 STUDY = listed(
     Sweep(
         name="embedding-lr",
@@ -86,7 +81,7 @@ STUDY = listed(
         beyond_paper=True,
         run=run,
         find=find,
-        draw=draw,
+        draw=draw_transfer,
         swept="lr",
     )
 )

@@ -27,7 +27,7 @@ def run(scale: Scale, point: Point) -> Run:
 
 
 def find(experiment: Experiment, frame: pl.DataFrame) -> Outcome[None]:
-    """How far does the curve of loss over ε move sideways with depth? Without the depth rule, by m_L."""
+    """How far does the curve of loss over ε move sideways with depth? Without the depth rule, by -log10 m_L decades."""
     frame = finished(frame)
     base_depth = int(frame["depth"].min())  # type: ignore[arg-type]
     rows = [
@@ -42,11 +42,12 @@ def find(experiment: Experiment, frame: pl.DataFrame) -> Outcome[None]:
     deepest = {row["rules"]: row for row in rows if row["depth"] == deep}
     half = math.log10(deep / base_depth) / 2
     shifts = [
-        f"by {row['decades']:+.2f} ({row['low']:+.2f} to {row['high']:+.2f}) decades {word} the depth rule"
-        for key, word in (("completep", "with"), ("flat-eps=1", "without"))
+        f"by {row['decades']:+.2f} ({row['low']:+.2f} to {row['high']:+.2f}) decades {word}"
+        for key, word in (("completep", "with the depth rule"), ("flat-eps=1", "without it"))
         if (row := deepest.get(key)) is not None
     ]
-    sentence = f"at depth {deep} the curve over ε lies {' and '.join(shifts)}; {-2 * half:.2f} is m_L"
+    expected = f"without the rule -log10 m_L = {-2 * half:.2f} is expected"
+    sentence = f"at depth {deep} the curve over ε is shifted {' and '.join(shifts)}; {expected}"
     ours, others = deepest.get("completep"), deepest.get("flat-eps=1")
     agreement: Agreement = UNSEEN
     if ours is not None and others is not None:

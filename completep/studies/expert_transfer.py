@@ -1,6 +1,6 @@
 """Learning-rate transfer of a mixture of experts, over depth and over the number of experts. Beyond the paper.
 
-A quarter of the experts is active at every size, so the share of a token's way stays the same while the model grows.
+A quarter of the experts is active at every size, so a token passes the same share of the model as it grows.
 The rules scale ε alone with the number of experts; here the base has as many experts as the model, and ε is negligible.
 """
 
@@ -11,19 +11,17 @@ import polars as pl
 from completep import paper
 from completep.config import Run, Shape
 from completep.measure.curves import Transfer, judge_transfer
-from completep.measure.words import Word
 from completep.report.document import Figure
 from completep.rules.table import display_name
 from completep.stats import mean_and_range
-from completep.studies.design import UNSEEN, Agreement, Experiment, Outcome, Sweep, Tuning, listed
-from completep.studies.judging import finished, transfer_frame
+from completep.studies.design import Experiment, Outcome, Sweep, Tuning, listed
+from completep.studies.judging import answer, finished, transfer_frame
 from completep.studies.scale import BASE_VALUES, Scale, octaves
 from completep.sweep.task import Point
 
 RULES = ("mup", "completep")
 SHARE = 4  # experts per active expert
 SIZES = pl.format("{} layers, {} experts", "depth", "experts")
-ANSWERS: dict[Word, Agreement] = {"PASS": "agrees", "FAIL": "does not agree"}
 
 
 def run(scale: Scale, point: Point) -> Run:
@@ -41,8 +39,7 @@ def find(experiment: Experiment, frame: pl.DataFrame) -> Outcome[list[Transfer]]
     transfers = judge_transfer(runs, "lr", smallest)
     table = transfer_frame(transfers).rename({"width": "experts"})
     ours = next((t for t in transfers if t.rules == "completep"), None)
-    agreement = UNSEEN if ours is None else ANSWERS.get(ours.word, UNSEEN)
-    return Outcome(agreement, "; ".join(map(_sentence, transfers)), table, transfers)
+    return Outcome(answer(None if ours is None else ours.word), "; ".join(map(_sentence, transfers)), table, transfers)
 
 
 def _sentence(t: Transfer) -> str:
@@ -50,7 +47,8 @@ def _sentence(t: Transfer) -> str:
         f"{s.drift:+.2f} octaves to {s.shape.depth} layers and {s.shape.width} experts (regret {s.regret:.2f} %)"
         for s in t.shapes
     ]
-    return f"{display_name(t.rules)} {t.word}: the best lr moves by " + ", ".join(moves or ["nothing: one size"])
+    what = f"the best lr moves by {', '.join(moves)}" if moves else "only one size was run"
+    return f"{display_name(t.rules)} {t.word}: {what}"
 
 
 def draw(experiment: Experiment, frame: pl.DataFrame, outcome: Outcome[list[Transfer]]) -> list[Figure]:

@@ -10,12 +10,13 @@ from completep.config import Shape
 from completep.errors import UserError
 from completep.measure.curves import Transfer, judge_transfer
 from completep.measure.figures import transfer_figure
+from completep.measure.words import Word
 from completep.report.document import Figure
 from completep.rules.table import display_name
 from completep.stats import LEVEL, Interval, mean_interval
 from completep.studies.design import UNSEEN, Agreement, Experiment, Outcome
 
-SEED_NOISE = 0.005  # of the loss: with one seed, closer losses are not told apart, since seeds differ by about as much
+SEED_NOISE = 0.005  # of the loss, about what seeds differ by: with one seed, smaller differences are treated as noise
 COMPETITIVE = 0.01  # of the loss: the paper's own margin for a good shape
 
 
@@ -75,7 +76,7 @@ def _shown(losses: Losses | None) -> str:
 
 
 def ranking(losses: Mapping[str, Losses | None], where: str) -> tuple[Agreement, str]:
-    """Is CompleteP's loss the lowest, by more than the noise? None is not known."""
+    """Is CompleteP's loss the lowest, by more than the noise? None means that the loss is unknown."""
     sentence = f"{where}: " + ", ".join(f"{display_name(r)} {_shown(x)}" for r, x in losses.items())
     ours = losses.get("completep")
     others = [x for r, x in losses.items() if r != "completep" and x is not None]
@@ -100,6 +101,11 @@ def only_completep(words: Mapping[str, str]) -> Agreement:
     if words.get("completep") == "FAIL":
         return "does not agree"
     return "agrees" if words.get("completep") == "PASS" and others and set(others) == {"FAIL"} else UNSEEN
+
+
+def answer(word: Word | None) -> Agreement:
+    """The claim that something passes, from its verdict; None if it was not judged."""
+    return "agrees" if word == "PASS" else "does not agree" if word == "FAIL" else UNSEEN
 
 
 def with_depth(agreement: Agreement, transfers: Sequence[Transfer]) -> tuple[Agreement, str]:

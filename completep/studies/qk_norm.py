@@ -8,8 +8,8 @@ from dataclasses import replace
 import polars as pl
 
 from completep.config import Run
-from completep.studies.design import UNSEEN, Agreement, Experiment, Outcome, Sweep, listed
-from completep.studies.judging import Transfers, draw_transfer, transfer_frame, transfer_sentence, transfers_of
+from completep.studies.design import Experiment, Outcome, Sweep, listed
+from completep.studies.judging import Transfers, answer, draw_transfer, transfer_frame, transfer_sentence, transfers_of
 from completep.studies.lr_transfer import STUDY as PLAIN
 from completep.studies.scale import Scale
 from completep.sweep.task import Point
@@ -25,9 +25,8 @@ def run(scale: Scale, point: Point) -> Run:
 def find(experiment: Experiment, frame: pl.DataFrame) -> Outcome[Transfers]:
     transfers = transfers_of(frame, "lr", experiment.scale.base)
     words = {t.rules: t.word for t in transfers}
-    answers: dict[str | None, Agreement] = {"PASS": "agrees", "FAIL": "does not agree"}
     sentence = "; ".join(transfer_sentence(t) for t in transfers)
-    return Outcome(answers.get(words.get("mup"), UNSEEN), sentence, transfer_frame(transfers), transfers)
+    return Outcome(answer(words.get("mup")), sentence, transfer_frame(transfers), transfers)
 
 
 STUDY = listed(

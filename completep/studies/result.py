@@ -39,7 +39,7 @@ class StudyResult(Result):
     conclusion: Conclusion
     data: Mapping[str, pl.DataFrame]  # a row per run, or what was measured
     settings: Mapping[str, str]
-    command: tuple[str, ...]  # reproduces this result
+    command: tuple[str, ...]  # reproduces this result; empty if no command can
     conducted: Conducted | None = None  # what was run for it just now
 
     @property
@@ -68,18 +68,19 @@ class StudyResult(Result):
             *conclusion.figures,
             Table.of_frame("Numbers", named(conclusion.table)),
             Facts("Settings", self.settings, page_only=True),
-            Code(shlex.join(["completep", *self.command]), "Run it again", page_only=True),
         ]
+        if self.command:
+            parts.append(Code(shlex.join(["completep", *self.command]), "Run it again", page_only=True))
         for name, frame in self.data.items():
             if frame.height <= MOST_LISTED:
                 parts.append(Table.of_frame(name[0].upper() + name[1:], frame, collapsed=True))
-        words = dict.fromkeys(("completep", self.command[0], study.name))  # the demo is a command of its own
-        return Document(study.question, tuple(parts), " ".join(words))
+        made_by = "demo" if self.command[:1] == ("demo",) else f"study {study.name}"
+        return Document(study.question, tuple(parts), f"completep {made_by}")
 
     def frames(self) -> Mapping[str, pl.DataFrame]:
         return {"outcome": self.conclusion.table, **self.data}
 
-    def to_json(self) -> Json:
+    def _fields(self) -> Json:
         study = self.experiment.study
         return {
             "study": study.name,
@@ -139,7 +140,7 @@ def _text(value: Value) -> str:
 
 
 def _data(run: Run) -> str:
-    name = Path(run.data.source).name or "not given"  # where it lies is nobody's business who reads the report
+    name = Path(run.data.source).name or "not given"  # readers of the report do not need the path
     if name in BUILTIN:
         name = f"the sources of {'Python' if name == 'python' else name}, as {run.data.tokenizer}"
     return f"{name}, sha256 {(run.data.sha256 or '?')[:16]}"
@@ -223,7 +224,7 @@ class StudyPlan(Result):
             for lines in groups.values()
         ]
 
-    def to_json(self) -> Json:
+    def _fields(self) -> Json:
         plan: Json = {
             "study": self.experiment.name,
             "axes": {name: list(values) for name, values in self.experiment.axes.items()},
@@ -257,7 +258,7 @@ class StudyStatus(Result):
     def _rows(self) -> list[dict[str, Cell]]:
         return [{"study": name, **vars(counts)} for name, counts in self.counts.items()]
 
-    def to_json(self) -> Json:
+    def _fields(self) -> Json:
         return {"studies": self._rows()}
 
 
@@ -275,7 +276,7 @@ class StudyList(Result):
         ]
         return Document("Studies", (Table.of("completep study NAME", rows),))
 
-    def to_json(self) -> Json:
+    def _fields(self) -> Json:
         return {
             "studies": [
                 {

@@ -3,6 +3,7 @@
 import difflib
 import pkgutil
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -32,7 +33,7 @@ from completep.sweep.devices import device_count
 from completep.sweep.search import Search, needed
 from completep.sweep.store import Store, distinct
 from completep.sweep.task import Trial, Value
-from completep.sweep.training import HOW, Training
+from completep.sweep.training import HOW, Training, with_data
 from completep.train.settings import open_corpus
 
 Values = Mapping[str, Value | Sequence[Value]]
@@ -123,7 +124,7 @@ def study(
     choice("engine", engine, get_args(EngineName))
     experiment = study_at(name, scale, values or {}, data, items)
     chosen = experiment.study
-    command = rerun_words(name, scale, values or {}, search, data, items, out)
+    command = rerun_words(place_of(name, chosen), scale, values or {}, search, data, items, out)
     if isinstance(chosen, Measurement):
         conclusion, frames = chosen.conclude(experiment, workers, progress)
         return StudyResult(experiment, conclusion, frames, axis_settings(experiment), command)
@@ -132,7 +133,7 @@ def study(
     if not experiment.scale.data.source:
         raise UserError(
             "the paper's scale needs the paper's amount of text",
-            fix="prepare a corpus (completep prepare … --tokenizer gpt2), and give its folder as data",
+            fix="prepare a corpus of GPT-2 tokens (completep prepare), and give its folder as data",
         )
     store = Store(Path(out) / "store")
     store.open()
@@ -192,7 +193,7 @@ def study_report(
     refuse_no_curve(chosen, search)
     store = Store(Path(out) / "store")
     store.look()
-    command = rerun_words(name, scale, values or {}, search, data, items, out)
+    command = rerun_words(place_of(name, chosen), scale, values or {}, search, data, items, out)
     experiment, tuned = settled(chosen, experiment, store)
     trials = needed(chosen.trials(experiment), store, search, chosen.swept)
     return conclude_sweep(chosen, experiment, store, trials, command, tuned=tuned)
@@ -213,13 +214,14 @@ def conclude_sweep(
         conclusion = chosen.conclude(experiment, frame)
     except UserError:
         if not missing or frame.is_empty() or ("loss" in frame.columns and frame["loss"].null_count() == frame.height):
-            raise  # nothing is done yet, or it is not for want of runs
+            raise  # nothing is done yet, or the error has another cause than missing runs
         conclusion = Conclusion("not finished", missing, pl.DataFrame(), ())
     else:
         if missing:
             so_far = f"{missing}. So far: {conclusion.sentence}"
             conclusion = replace(conclusion, agreement="not finished", sentence=so_far)
-    runs = [trial.task.run for trial in trials if isinstance(trial.task, Training)]
+    # As the study describes them: the tasks hold each run under the simplest base that gives the same numbers.
+    runs = [with_data(chosen.run(experiment.scale, trial.point)) for trial in trials]
     frames = {"runs": frame} if tuned is None or tuned.is_empty() else {"runs": frame, "tuning": tuned}
     return StudyResult(experiment, conclusion, frames, run_settings(runs), tuple(command), conducted)
 
@@ -293,11 +295,27 @@ def study_status(*, scale: ScaleName = "laptop", data: Place | None = None, out:
     return StudyStatus(f"{store.root}, {scale} scale", counts)
 
 
+def place_of(name: str | Study, chosen: Study) -> str | None:
+    """What another process has to be given for this study: its name, or file.py:STUDY. None if that is not known."""
+    if isinstance(name, str) and ":" in name:
+        return name
+    home = Path(chosen.home).resolve()
+    if home.parent == Path(package.__path__[0]).resolve() and LISTED.get(chosen.name) is chosen:
+        return chosen.name
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if file is not None and Path(file).resolve() == home:
+            return next((f"{file}:{key}" for key, value in vars(module).items() if value is chosen), None)
+    return None
+
+
 def rerun_words(
-    name: str | Study, scale: str, values: Values, search: Search, data: Place | None, items: Place | None, out: Place
+    name: str | None, scale: str, values: Values, search: Search, data: Place | None, items: Place | None, out: Place
 ) -> tuple[str, ...]:
-    """The command that makes the same result."""
-    words = ["study", name if isinstance(name, str) else name.name, "--scale", scale]
+    """The command that makes the same result; empty for a study that no other process can find."""
+    if name is None:
+        return ()
+    words = ["study", name, "--scale", scale]
     words += [] if search == "grid" else ["--search", search]
     if values:
         several = {axis: [v] if isinstance(v, (str, int, float)) else v for axis, v in values.items()}

@@ -160,9 +160,9 @@ def savings_grow(means: pl.DataFrame, base_depth: int) -> tuple[Agreement, str]:
 
 
 def narrow_shapes(ranges: Mapping[tuple[str, str], ShapeRange]) -> tuple[Agreement, str]:
-    """Finding 6: do deeper and narrower shapes stay within 1 % of the best under CompleteP than under muP?
+    """Finding 6: is the narrowest shape within 1 % of the best narrower under CompleteP than under muP?
 
-    Where both reach the narrowest shape that was tried, nothing can be told.
+    If both reach the narrowest shape that was tried, this is open.
     """
     sizes = [size for rules, size in ranges if rules == "completep" and ("mup", size) in ranges]
     if not sizes:
@@ -275,9 +275,9 @@ STUDY = listed(
         decision=(
             "FLOPs saved over muP at every shape deeper than the base, from paired seeds, and their slope over "
             "log2 L. Agrees if the slope is above 0 with its whole 90 % interval, and the deepest shape saves "
-            "more than the noise, and if at every size with four shapes or more narrower ones stay within 1 % of the "
-            "best under CompleteP than under muP; in part if savings agree, or every such shape saves, but the rest is "
-            "open."
+            "more than the noise, and if, at every size with at least four shapes, the narrowest shape within 1 % of "
+            "the best is narrower under CompleteP than under muP. Agrees in part if the savings agree, or if every "
+            "such shape saves, but the rest is open."
         ),
         axes={
             "laptop": {"rules": ("mup", "completep"), "shape": shape_words(*LAPTOP_SHAPES), "seed": (0, 1)},

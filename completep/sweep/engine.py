@@ -114,7 +114,7 @@ class Engine:
                         time.sleep(POLL)
                     elif event.kind == "failed":
                         failed.append(ended.task)
-                        self.refuse_hopeless(event)
+                        self.stop_at_a_first_failure(event)
                     else:
                         self.worked = True
                     self.on_event(event)
@@ -143,7 +143,8 @@ class Engine:
         # If a long task started last, the other cores would be idle.
         return sorted(left, key=lambda task: task.cost, reverse=True)
 
-    def refuse_hopeless(self, event: Event) -> None:
+    def stop_at_a_first_failure(self, event: Event) -> None:
+        """With `fail_fast`, a failure before any run has worked is an error: the others would fail too."""
         if self.fail_fast and not self.worked:
             raise UserError(
                 f"the first run failed: {event.task.describe()}\n{event.detail}",

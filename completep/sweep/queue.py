@@ -8,9 +8,8 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 from completep.errors import UserError
 from completep.files import make_folder, read_text, write_over
@@ -18,26 +17,27 @@ from completep.sweep.store import Store
 from completep.sweep.task import Task
 
 FOLDER = ".queue"
-# The kinds of task in a queue, and their classes. A file never chooses what is imported.
-KINDS = {
-    "command": "completep.tuning.tasks:Command",
-    "function": "completep.tuning.tasks:Call",
-    "training": "completep.sweep.training:Training",
-    "decoder": "completep.tuning.decoder:Decoder",
-}
 
 
 class Portable(Task, Protocol):
-    """A task that can be written to a file."""
+    """A task that can be written to a file and read from it."""
 
-    kind: str
+    kind: ClassVar[str]
 
     def to_json(self) -> dict[str, object]: ...
 
-
-class Reader(Protocol):
     @staticmethod
-    def from_json(content: dict[str, object]) -> Task: ...
+    def from_json(content: dict[str, Any]) -> Task: ...
+
+
+PortableClass = TypeVar("PortableClass", bound=type[Portable])
+KINDS: dict[str, type[Portable]] = {}  # as far as their modules are imported; a file never chooses what is imported
+
+
+def register(task_class: PortableClass) -> PortableClass:
+    """A decorator: tasks of this class can be in a queue. A worker imports its module (cli/worker.py)."""
+    KINDS[task_class.kind] = task_class
+    return task_class
 
 
 def queue_folder(store: Store) -> Path:
@@ -76,9 +76,7 @@ def read_task(path: Path) -> Task:
         raise UserError(f"{path} belongs to another user", fix="run workers as the user who runs the tuning")
     try:
         content = json.loads(read_text(path))
-        module, _, name = KINDS[content["kind"]].partition(":")
-        reader: Reader = getattr(import_module(module), name)
-        task = reader.from_json(content["task"])
+        task = KINDS[content["kind"]].from_json(content["task"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, UserError):
             raise

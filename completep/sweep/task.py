@@ -51,10 +51,10 @@ class Task(Named, Protocol):
         """One line for the user."""
 
     def carry_out(self, folder: Path, lock: int) -> None:
-        """Do the task and write result.json with a `status`: done, diverged or hopeless. None if it was asked to stop.
+        """Do the task and write result.json with a `status`: done, diverged or hopeless.
 
-        `lock` is the descriptor of the lock on its folder. Child processes may inherit it. A task that cannot be done
-        raises an error; of a `TaskError`, only the text is shown.
+        If the task was asked to stop, it writes no result. `lock` is the descriptor of the lock on its folder. Child
+        processes may inherit it. A task that cannot be done raises an error; of a `TaskError`, only the text is shown.
         """
 
     def loss(self, result: Mapping[str, object]) -> float | None:

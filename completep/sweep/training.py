@@ -1,7 +1,7 @@
 """A training run of the reference decoder as a task.
 
-If two parameterizations give the same numbers at a shape, they are one run. This is so for all of them at the base, and
-for SP and muP in depth.
+If two parameterizations give the same numbers at a shape, they are one run. At the base this holds for all
+parameterizations; in depth, for SP and muP.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +17,7 @@ from completep.compute.memory import memory
 from completep.config import Data, GPTConfig, Run, Shape, plain, run_id, structure, whole
 from completep.rules.table import rules_named
 from completep.sweep.devices import devices, torchrun
+from completep.sweep.queue import register
 from completep.sweep.store import Store
 from completep.sweep.task import Value
 from completep.train.folder import CHECKPOINTS, METRICS, check_files, claim, read_result
@@ -34,6 +35,7 @@ def unseen(record: Record) -> None:
     """Ignore the record."""
 
 
+@register
 @dataclass(frozen=True)
 class Training:
     """A run with the hash of its data, under the simplest rules and base that give the same numbers."""
@@ -102,10 +104,13 @@ class Training:
             Checkpoints(folder / CHECKPOINTS).clear()
 
     def _command(self, folder: Path) -> list[str]:
+        """The words that train this run, executed as `how` says."""
         how = self.how
         words = ["completep", "train", str(folder / "run.json"), "--out", str(folder)]
         words += ["--parallel", how.parallel if how.parallel != "none" else "ddp", "--precision", how.precision]
         words += ["--checkpoint-every", str(how.checkpoint_every), "--keep", str(how.keep)]
+        words += ["--replicas", str(how.replicas), "--log-every", str(how.log_every)]
+        words += [] if how.peak == "measure" else ["--peak", "none" if how.peak is None else repr(how.peak)]
         words += ["--compile"] if how.compile else []
         return words + (["--micro-batch", str(how.micro_batch)] if how.micro_batch else [])
 

@@ -1,7 +1,7 @@
 """A worker: does the tasks in the queue of a store, one at a time, until there are none for a while.
 
-Any number of workers, on any machines that share the store, share the work. The claims of the store prevent that two of
-them do the same task. If a worker dies, its task is free again. On SIGTERM and SIGINT the task saves and the worker
+Any number of workers, on any machines that share the store, share the work. The claims of the store prevent two workers
+from doing the same task. If a worker dies, its task is free again. On SIGTERM and SIGINT the task saves and the worker
 ends. SIGUSR1, which SLURM sends before the time limit, does the same and then requeues the job.
 """
 

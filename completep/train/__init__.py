@@ -5,7 +5,7 @@ and uses the other files here. The same call resumes an interrupted run, bit for
 
 In reading order:
 
-    settings.py      how a run is executed; its corpus
+    settings.py      which run is trained, how it is executed; its corpus
     folder.py        a run's folder: which run it is, its lock, its hashes
     loop.py          train(run, folder): the linear training loop
     schedule.py      step → learning-rate factor

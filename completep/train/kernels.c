@@ -1,9 +1,10 @@
-/* Forward and backward passes on one thread: causal attention with ALiBi for short sequences and small heads, relu(x)^2, and
- * a whole narrow block of the paper's decoder.
+/* Forward and backward passes on one thread: causal attention with ALiBi for short sequences and small heads,
+ * relu(x)^2, and a whole narrow block of the paper's decoder.
  *
  * Attention reads qkv as the projection leaves it, [B, T, 3, H, D], and writes [B, T, H, D], as the next projection
- * takes it, so that nothing is copied around the call. All scores of one sequence and head fit into the cache; the backward
- * pass computes them again. Four queries are taken at a time: each key and value that is loaded is used four times.
+ * takes it, so that nothing is copied around the call. All scores of one sequence and head fit into the cache; the
+ * backward pass computes them again. Four queries are taken at a time: each key and value that is loaded is used four
+ * times.
  */
 #include <stdint.h>
 #include <string.h>
@@ -319,8 +320,8 @@ static void turn(const float *from, long rows, long columns, float *to) {
 
 enum { NORM1, BIAS1, QKV, QKV_BIAS, OUT, OUT_BIAS, NORM2, BIAS2, UP, UP_BIAS, DOWN, DOWN_BIAS };
 
-/* `kept` has 9 N + 4 floats for every token: qkv, attention, middle, up, and the statistics of both norms. `scratch` has
- * 12 N N + 6 T N floats.
+/* `kept` has 9 N + 4 floats for every token: qkv, attention, middle, up, and the statistics of both norms. `scratch`
+ * has 12 N N + 6 T N floats.
  */
 void block_forward(const float *x, const float *const *w, const float *slopes, float *kept, float *scratch, float *y,
                    long B, long T, long H, long D, float scale, float multiplier, float eps) {

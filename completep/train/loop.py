@@ -169,7 +169,7 @@ def train_claimed(
         validation_loss = evaluate(step)
         if math.isfinite(validation_loss):
             files |= export(folder, model, scaling, run.model, world)
-        else:  # the last update was too large, which no training loss can show any more
+        else:  # the last update diverged; no training step follows that would show it
             status = "diverged"
     if validation_loss is not None and not math.isfinite(validation_loss):
         validation_loss = None

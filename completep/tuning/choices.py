@@ -12,7 +12,7 @@ import polars as pl
 
 from completep.config import Shape
 from completep.measure.curves import MOST_REGRET
-from completep.measure.words import Word, worst
+from completep.measure.words import Word, with_reason, worst
 from completep.report.document import Cell, Table
 from completep.stats import LEVEL, Floats, Interval, mean_interval
 from completep.sweep.task import Value
@@ -122,7 +122,7 @@ def choice_table(t: ChoiceTransfer) -> Table:
         rows.append(
             {
                 "shape": f"{s.shape.width} × {s.shape.depth}", f"best {t.hyperparameter}": str(s.best),
-                "regret, %": f"{s.regret:+.2f}{ends}", "verdict": f"{s.word}: {s.why}" if s.why else s.word,
+                "regret, %": f"{s.regret:+.2f}{ends}", "verdict": with_reason(s.word, s.why),
             }
         )  # fmt: skip
     return Table.of(f"Using the base's {t.hyperparameter} at every shape", rows)

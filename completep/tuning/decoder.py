@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from completep.config import Shape
+from completep.sweep.queue import register
 from completep.sweep.training import Training
 from completep.train.folder import METRICS
 from completep.train.records import Record, read_metrics
@@ -21,6 +22,7 @@ from completep.tuning.reading import Reading
 from completep.tuning.tasks import RESULT, write_hopeless
 
 
+@register
 @dataclass(frozen=True)
 class Decoder:
     """A `Training` that also knows the loss curve of the best run so far."""
@@ -71,10 +73,17 @@ class Decoder:
     def carry_out(self, folder: Path, lock: int) -> None:
         """Train. A hopeless run is stopped by SIGTERM, so it saves; this works only in the main thread."""
         began, stopped = time.monotonic(), False
+        readings: list[Reading] = []
 
         def look(record: Record) -> None:
             nonlocal stopped
-            if record.kind == "step" and not stopped and hopeless(self.readings(folder), self.bar):
+            if record.kind != "step" or stopped:
+                return
+            if readings:
+                readings.append(Reading(record.step, record.loss))
+            else:  # the first record, which is in the file already, after those of a run that is resumed
+                readings.extend(self.readings(folder))
+            if hopeless(readings, self.bar):
                 stopped = True
                 signal.raise_signal(signal.SIGTERM)
 

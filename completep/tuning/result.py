@@ -154,7 +154,7 @@ class Tuned(Result):
     def frames(self) -> Mapping[str, pl.DataFrame]:
         return {"runs": self.runs}
 
-    def to_json(self) -> Json:
+    def _fields(self) -> Json:
         return {
             "verdict": self.verdict,
             "why": self.why,
@@ -186,8 +186,8 @@ def judged_frame(runs: pl.DataFrame, dimension: Dimension) -> pl.DataFrame:
 def advice(word: Word, name: str) -> str:
     if word == "PASS":
         return (
-            "Use these values at any size: `completep plan --from OUT/tuned.json --params 300M` (OUT is the folder of "
-            "this tuning), or parametrize(…, tuned='OUT/tuned.json')."
+            "Use these values at any size. They are in `tuned.json`, in the folder of this tuning: give it to `plan`, "
+            "or to `parametrize`, as parametrize(…, tuned='OUT/tuned.json')."
         )
     if word == "FAIL":
         return (
@@ -264,7 +264,7 @@ class TunePlan(Result):
             parts.append(Code(self.engine, "What the engine submits"))
         return Document(f"What tuning {self.title} would run", tuple(parts))
 
-    def to_json(self) -> Json:
+    def _fields(self) -> Json:
         return {
             "runs": self.runs, "at_most": self.expected.most + self.search, "expected": asdict(self.expected),
             "search": self.search, "counts": asdict(self.counts), "seconds": self.seconds, "workers": self.workers,
@@ -291,7 +291,7 @@ class TuneStatus(Result):
         """`runs` are those that an unfinished tuning may ask for, and those that a finished one asked for."""
         return [{"tuning": title, **asdict(counts)} for title, counts in self.tunings]
 
-    def to_json(self) -> Json:
+    def _fields(self) -> Json:
         return {"tunings": self._rows()}
 
 

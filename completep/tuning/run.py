@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import get_args
+from typing import TypedDict, Unpack, get_args
 
 import polars as pl
 
@@ -23,15 +23,54 @@ from completep.tuning.again import command_of, engine_words
 from completep.tuning.choices import ChoiceTransfer, judge_choice
 from completep.tuning.precision import Design
 from completep.tuning.prepare import Prepared, existing_folder, frame_of, prepare
+from completep.tuning.reading import Take
 from completep.tuning.record import Known, all_counts, read_record, write_record
 from completep.tuning.result import Tuned, TunePlan, TuneStatus, best_of, judged_frame, line_of
 from completep.tuning.search import Staged, expected_runs
-from completep.tuning.settings import Tuning, described, make_tuning, names_toml, read_tuning
+from completep.tuning.settings import ModelName, SearchName, Tuning, described, make_tuning, names_toml, read_tuning
 from completep.tuning.space import Dimension
 from completep.tuning.subject import DecoderSubject
 from completep.tuning.tasks import Command
 
 Place = Path | str
+
+
+class Given(TypedDict, total=False):
+    """The settings of a tuning as arguments of a call. None, as if left out: the TOML file or the default decides."""
+
+    space: "Mapping[str, object] | Sequence[str] | None"
+    loss: str | None
+    base: Shape | tuple[int, int] | None
+    proxies: Sequence[Shape | tuple[int, int]] | None
+    seeds: int | None
+    most_seeds: int | None
+    rules: str | None
+    run: Place | None
+    constants: Mapping[str, Value] | None
+    take: Take | None
+    search: SearchName | None
+    trials: int | None
+    stop_early: bool | None
+    sources: Sequence[str] | None
+    resumes: bool | None
+    ranks: int | None
+    factory: str | None
+
+
+def changes_of(**given: Unpack[Given]) -> dict[str, object]:
+    """The arguments of a call as keys of the TOML file."""
+    space, base, proxies, run = given.get("space"), given.get("base"), given.get("proxies"), given.get("run")
+    constants, sources = given.get("constants"), given.get("sources")
+    return {
+        "space": None if space is None else as_space(space), "loss": given.get("loss"),
+        "base": None if base is None else as_pair(base),
+        "proxies": None if proxies is None else [as_pair(p) for p in proxies],
+        "seeds": given.get("seeds"), "most_seeds": given.get("most_seeds"), "rules": given.get("rules"),
+        "run": None if run is None else str(run), "set": None if constants is None else dict(constants),
+        "take": given.get("take"), "search": given.get("search"), "trials": given.get("trials"),
+        "stop_early": given.get("stop_early"), "sources": None if sources is None else list(sources),
+        "resumes": given.get("resumes"), "ranks": given.get("ranks"), "factory": given.get("factory"),
+    }  # fmt: skip
 
 
 def tune(
@@ -44,8 +83,17 @@ def tune(
     seeds: int | None = None,
     most_seeds: int | None = None,
     rules: str | None = None,
-    model: str | None = None,
+    model: ModelName | None = None,
+    run: Place | None = None,
     constants: Mapping[str, Value] | None = None,
+    take: Take | None = None,
+    search: SearchName | None = None,
+    trials: int | None = None,
+    stop_early: bool | None = None,
+    sources: Sequence[str] | None = None,
+    resumes: bool | None = None,
+    ranks: int | None = None,
+    factory: str | None = None,
     settings: Mapping[str, object] | None = None,
     engine: EngineName = "local",
     workers: int | None = None,
@@ -73,8 +121,17 @@ def tune(
         most_seeds: largest number of seeds, if the noise requires more; by default 8.
         rules: the parameterization that your script applies, by default "completep"; {rules} passes it on.
         model: "gpt" tunes the reference decoder.
+        run: with model: a run.json to vary, instead of a small built-in one.
         constants: values that all runs share, for the template, the function or the decoder: {"steps": 1000}.
-        settings: any key of the TOML file, such as {"take": "min"}.
+        take: which of several losses counts, the last or the smallest ("min"); by default the last.
+        search: how to search several dimensions; by default "tpe", or "random" for more than 12. One is bracketed.
+        trials: number of runs in a search over several dimensions; by default ten per dimension.
+        stop_early: stop hopeless runs of the first search, if the loss is reported during training; by default True.
+        sources: further files that a run depends on. Your script and what it imports count already.
+        resumes: your script continues from {folder} after an interruption. Otherwise each attempt gets an empty folder.
+        ranks: number of GPUs per run; by default 1.
+        factory: "file.py:model", which takes width and depth, to measure whether the base is fit to tune at.
+        settings: any of these as keys of the TOML file. They override the arguments.
         engine: this machine, a Ray cluster or a SLURM cluster, whose nodes share the folder.
         workers: runs at a time; by default one per core or GPU, and 4 with SLURM.
         per_gpu: number of runs that share a GPU, if they are small.
@@ -86,12 +143,11 @@ def tune(
         on_plan: is called with the plan, before anything runs.
         tell: is called with a line about the noise and the seeds that it requires, once that is known.
     """
-    given = {
-        "space": None if space is None else as_space(space), "loss": loss, "seeds": seeds, "most_seeds": most_seeds,
-        "rules": rules, "base": None if base is None else as_pair(base),
-        "set": None if constants is None else dict(constants),
-        "proxies": None if proxies is None else [as_pair(p) for p in proxies],
-    }  # fmt: skip
+    given = changes_of(
+        space=space, loss=loss, base=base, proxies=proxies, seeds=seeds, most_seeds=most_seeds, rules=rules, run=run,
+        constants=constants, take=take, search=search, trials=trials, stop_early=stop_early, sources=sources,
+        resumes=resumes, ranks=ranks, factory=factory,
+    )  # fmt: skip
     changes = {**given, **(settings or {})}
     tuning = tuning_of(train, changes, model or "")
     choice("engine", engine, get_args(EngineName))
@@ -201,7 +257,7 @@ def tune_plan(
     train: "str | Path | Callable[..., object]" = "",
     *,
     settings: Mapping[str, object] | None = None,
-    model: str = "",
+    model: ModelName | None = None,
     workers: int | None = None,
     accept_changes: bool = False,
     out: Place = "runs",
@@ -209,9 +265,10 @@ def tune_plan(
     per_gpu: int = 1,
     address: str | None = None,
     slurm: Mapping[str, str] | None = None,
+    **given: Unpack[Given],
 ) -> TunePlan:
-    """What `tune` would run, without running or writing anything."""
-    tuning = tuning_of(train, settings or {}, model)
+    """What `tune` would run with these arguments, without running or writing anything."""
+    tuning = tuning_of(train, {**changes_of(**given), **(settings or {})}, model or "")
     choice("engine", engine, get_args(EngineName))
     backend = make_backend(engine, workers, address, per_gpu, slurm)
     prepared = prepare(tuning, Path(out), accept_changes=accept_changes, writes=False)

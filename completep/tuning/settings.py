@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 from completep.config import Shape, as_shape, run_from_json, structure, whole
 from completep.errors import UserError, choice
@@ -21,9 +21,11 @@ from completep.tuning.subject import CommandSubject, Common, DecoderSubject, Fun
 from completep.tuning.template import Template
 
 GPT = "gpt"
+ModelName = Literal["gpt"]
+SearchName = Literal["auto", "bracket", "tpe", "gp", "random"]
 MOST = {"seeds": 1000, "most_seeds": 1000, "trials": 100_000}  # more is a typing mistake
 MOST_BYTES = 2**20  # of a TOML file
-FIX = "`completep tune --init FILE` writes one with all settings"
+FIX = "start from the file with all settings that `completep tune` writes (its option init)"
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Tuning:
         if self.run and not self.model:
             raise UserError(f"run={self.run!r} is only for model=gpt", fix="leave run out")
         choice("take", self.take, get_args(Take))
-        choice("search", self.search, ("auto", "bracket", "tpe", "gp", "random"))
+        choice("search", self.search, get_args(SearchName))
         whole("seeds", self.seeds)
         whole("most_seeds", self.most_seeds)
         whole("ranks", self.ranks)

@@ -23,6 +23,7 @@ from completep.errors import UserError
 from completep.files import create, last_lines, make_folder, write_new, write_over
 from completep.load import load_factory
 from completep.sweep.child import run_child
+from completep.sweep.queue import register
 from completep.sweep.task import TaskError, Value
 from completep.tuning.hopeless import hopeless
 from completep.tuning.reading import STDERR, STDOUT, Reading, Source, Take, final_loss
@@ -117,6 +118,7 @@ class UserRun:
         return loss_of(result)
 
 
+@register
 @dataclass(frozen=True)
 class Command(UserRun):
     """One run of a command."""
@@ -262,6 +264,7 @@ def loss_of(result: Mapping[str, object]) -> float | None:
     return float(value) if isinstance(value, (int, float)) else None
 
 
+@register
 @dataclass(frozen=True)
 class Call(UserRun):
     """One call of a Python function `train(trial) -> loss`, in a process of its own."""

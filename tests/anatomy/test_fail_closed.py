@@ -415,7 +415,7 @@ def test_with_a_shape_it_is_said_what_was_not_checked():
     assert len(scaling.unchecked) == 1
     explained = scaling.explain()
     assert "Not checked: whether the factor 0.25 on 'blocks.*.down'" in str(explained).replace("\n", " ")
-    assert explained.to_json()["unchecked"] == scaling.unchecked
+    assert explained.to_json()["unchecked"] == list(scaling.unchecked)
     assert parametrize(Model(64, 8), base=Shape(32, 2)).unchecked == ()
 
 

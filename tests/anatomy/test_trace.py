@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+from typing import NamedTuple
 
 import pytest
 import torch
 from torch import nn
 
 from completep import UserError
+from completep.anatomy.calls import replace_first
 from completep.anatomy.names import named_parameters, plain, unwrap
 from completep.anatomy.trace import Tap, call, find_logits, first_tensor, given_tensor, stream_of
 from tests.rules.models import Model
@@ -76,3 +78,24 @@ def test_a_model_on_the_meta_device_needs_no_compiler():
         "with torch.device('meta'): make()\nassert 'torch._dynamo' in sys.modules  # the negative control"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class Pair(NamedTuple):
+    mask: torch.Tensor
+    stream: torch.Tensor
+
+
+def test_the_first_tensor_is_the_one_that_is_replaced():
+    """Of all containers that a module may be given or return; the types of the containers stay."""
+    mask, x, y = torch.tensor([True]), torch.ones(2), torch.zeros(2)
+    values = [x, (x, y), [None, x, y], {"mask": mask, "x": x, "y": y}, ((mask, {"x": (x, y)}), {}), Pair(mask, x)]
+    for value in values:
+        changed = replace_first(value, lambda first: 3 * first)
+        assert first_tensor(value) is x
+        assert type(changed) is type(value)
+        assert torch.equal(first_tensor(changed), 3 * x)
+        assert torch.equal(x, torch.ones(2))
+        assert first_tensor(replace_first(changed, lambda first: x)) is x
+    assert replace_first((x, y), lambda first: first)[1] is y
+    assert replace_first((mask, None), lambda first: y) == (mask, None)
+    assert first_tensor((mask, None)) is None

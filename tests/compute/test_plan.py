@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -319,6 +320,15 @@ def test_on_the_command_line(tmp_path, capsys):
     out = capsys.readouterr().out
     for law in ("Hoffmann", "0.7857", "Wang", "CompleteP"):
         assert law in out
+
+
+def test_no_number_on_screen_has_more_than_four_digits_or_an_e(tuned):
+    planned = plan(width=512, depth=16)
+    shown = f"{planned}\n{plan(width=512, depth=16, tuned=tuned)}"
+    assert re.findall(r"\d\.?\d*e[+-]\d+|0\.0*[1-9]\d{4,}", shown) == []
+    assert "2⁻⁸" in shown
+    assert "10⁻¹⁶" in shown
+    assert planned.to_json()["run"]["hyperparameters"]["lr"] == 2**-8
 
 
 def test_mup_and_its_deepest_shape():

@@ -26,6 +26,7 @@ from completep.measure.tensors import branch_share, measure_start, measure_tenso
 from completep.report.document import Table
 from completep.rules import multipliers
 from completep.rules.table import MUP, SP, Column, alpha, literature
+from completep.stats import Slope
 from tests.measure import pairs
 from tests.measure.controls import one_block_unscaled, planted, unscaled
 from tests.rules import zoo
@@ -517,8 +518,9 @@ def test_more_seeds_are_run_along_the_open_axis_only(monkeypatch):
 
 
 def test_the_open_axes_are_those_with_a_wide_interval():
-    wide = Finding("completep", "width", "w", "init", None, 0.0, "INCONCLUSIVE", WIDE)
-    others = [replace(wide, axis="depth", word="PASS"), replace(wide, axis="depth", why="is 0: it is not trained")]
+    wide = Finding("completep", "width", "w", "init", Slope(0.1, -0.1, 0.3), 0.0, "INCONCLUSIVE", WIDE)
+    unseen = replace(wide, axis="depth", exponent=None, why="is 0: it is not trained")
+    others = [replace(wide, axis="depth", word="PASS"), unseen]
     assert noisy([wide, *others]) == ["width"]
     assert noisy(others) == []
 

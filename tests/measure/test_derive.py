@@ -9,7 +9,7 @@ import pytest
 
 from completep import COMPLETEP, Role, UserError, check, derive, explain, load_rules, parametrize
 from completep.cli import main
-from completep.measure.solving import Exponent, _agreed, _confirmed, nearest, snapped
+from completep.measure.solving import Exponent, _agreed, _confirmed, nearest, snapped, undecided
 from completep.model.gpt import gpt
 from completep.rules.table import Column, NamedRow, Power, Rule
 from completep.stats import Slope
@@ -303,7 +303,10 @@ def test_what_aligns_in_training_is_judged_after_it():
     assert aligned.value == -1.0
     assert aligned.used == aligned.later
     assert later(-0.5, -0.8, -0.7).why.endswith("it has not settled; give more steps")
+    assert later(-0.5, -0.8, -0.7).reason == "not settled"
     assert "too wide" in later(-0.5, -1.2, -0.5).why  # it could be -1/2 or -1
+    assert undecided([later(-0.5, -1.2, -0.5)])
+    assert not undecided([later(-0.5, -0.8, -0.7), later(-1.0, -1.1, -0.85)])
     assert later(-0.5, -1.2, -0.5).value is None
 
 

@@ -1,10 +1,15 @@
 """What a panel of loss curves shows: means, the range of the seeds, and what lies outside the picture."""
 
+import json
 import math
+import re
+from itertools import combinations
 
 import polars as pl
 
+from completep.measure import figures
 from completep.report import charts
+from completep.rules.table import Role
 from completep.stats import mean_and_range
 
 VALUES = [0.25, 0.5, 1.0, 2.0]
@@ -49,3 +54,33 @@ def test_what_diverged_is_filled_and_what_is_above_the_picture_is_hollow():
     assert [(r["lr"], r["loss"], r["actual"]) for r in rows] == [(1.0, 3.0, 3.7)]
     assert any(tip["field"] == "actual" for tip in encoding["tooltip"])
     assert not of_kind(layers(2, lambda value, seed: 2.5), "point", shape="triangle-up")
+
+
+def lab(colour):
+    """CIELAB, in which distances are about as large as they look."""
+    linear = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    r, g, b = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in linear)
+    xyz = (
+        (0.4124 * r + 0.3576 * g + 0.1805 * b) / 0.9505,
+        0.2126 * r + 0.7152 * g + 0.0722 * b,
+        (0.0193 * r + 0.1192 * g + 0.9505 * b) / 1.0888,
+    )
+    x, y, z = (t ** (1 / 3) if t > 0.008856 else 7.787 * t + 16 / 116 for t in xyz)
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+def test_every_role_has_a_colour_of_its_own():
+    """No two are closer than the closest two of Okabe and Ito's."""
+    assert len(charts.MANY_COLOURS) >= len(Role)
+    closest = [
+        min(math.dist(lab(a), lab(b)) for a, b in combinations(colours, 2))
+        for colours in (charts.OKABE_ITO, charts.MANY_COLOURS)
+    ]
+    assert closest[1] == closest[0] > 20
+
+
+def test_a_figure_of_all_roles_uses_them():
+    rows = [{"rules": "mup", "size": n, "line": str(role), "value": 1.0 + n} for role in Role for n in (32, 64)]
+    panel = figures._size_panel(pl.DataFrame(rows), "mup", "width", "role", "PASS", True).to_dict()
+    ranges = re.findall(r'"range": (\[[^]]*\])', json.dumps(panel))
+    assert charts.MANY_COLOURS in [json.loads(found) for found in ranges]

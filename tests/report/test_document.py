@@ -10,7 +10,7 @@ from rich.console import Console
 
 from completep.report import document
 from completep.report.charts import panel
-from completep.report.document import Code, Document, Facts, Figure, Table, Text, Verdict, number, strict
+from completep.report.document import Code, Document, Facts, Figure, Table, Text, Verdict, number, setting, strict
 from completep.report.html import fragment, page
 from completep.report.markdown import markdown
 from completep.report.terminal import as_rich, as_text
@@ -52,7 +52,9 @@ def test_every_kind_of_part_is_shown_everywhere(kind, show):
 
 def test_numbers_have_four_digits_and_no_nan():
     values = (None, float("nan"), float("inf"), 1 / 3, 12345.678, 3, True, "x")
-    assert [number(v) for v in values] == ["–", "–", "∞", "0.3333", "1.235e+04", "3", "True", "x"]
+    assert [number(v) for v in values] == ["–", "–", "∞", "0.3333", "1.235×10⁴", "3", "True", "x"]
+    assert [number(v) for v in (2.38e19, 1e-16, -1e-16, 0.0001)] == ["2.38×10¹⁹", "10⁻¹⁶", "-10⁻¹⁶", "0.0001"]
+    assert [setting(v) for v in (2**-8, 0.25, 0.187594, 1e-16, 3)] == ["2⁻⁸", "0.25", "0.1876", "10⁻¹⁶", "3"]
     assert strict({"a": (float("nan"), 1.5), 2: {"b": float("inf")}}) == {"a": [None, 1.5], "2": {"b": None}}
 
 

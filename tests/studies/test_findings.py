@@ -249,6 +249,8 @@ def test_eps():
     shifts = dict(right.table.select("rules", "decades").iter_rows())
     assert shifts["completep"] == pytest.approx(0, abs=0.02)
     assert shifts["flat-eps=1"] == pytest.approx(-1, abs=0.02)
+    assert "decades with the depth rule and by" in right.sentence
+    assert right.sentence.endswith("decades without it; without the rule -log10 m_L = -0.90 is expected")
     same = find(EPS, eps_frame({"completep": {2: 1e-4, 16: 1e-4}, "flat-eps=1": {2: 1e-4, 16: 1e-4}}))
     assert same.agreement == "does not agree"  # the rule makes no difference
     wrong = find(EPS, eps_frame({"completep": {2: 1e-4, 16: 1e-6}, "flat-eps=1": {2: 1e-4, 16: 1e-4}}))

@@ -5,6 +5,8 @@ import os
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from completep import study
 from completep.cli import main
 from completep.errors import UserError
 from completep.studies.design import LISTED, listed
+from completep.studies.run import place_of, rerun_words, study_named
 from tests.studies import own_study
 
 FILE = Path(__file__).parent / "own_study.py"
@@ -88,3 +91,20 @@ def test_a_plain_script_needs_no_main_guard(tmp_path):
 def test_what_is_no_study_is_an_error(capsys):
     assert main(["study", f"{FILE}:run"]) == 2
     assert "is a function, not a study" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_the_command_of_an_own_study_names_its_file(own):
+    """Another process does not know its name."""
+    assert place_of(own, own) == place_of(own.name, own) == f"{FILE}:STUDY"
+    assert place_of("mine.py:STUDY", own) == "mine.py:STUDY"
+    made_here = replace(own, claim="It depends.")
+    assert place_of(made_here, made_here) is None
+    papers = study_named("lr-transfer")
+    assert place_of("lr-transfer", papers) == place_of(papers, papers) == "lr-transfer"
+    assert rerun_words(None, "laptop", {}, "grid", None, None, "runs") == ()
+    assert rerun_words("a.py:B", "laptop", {}, "grid", None, None, "runs") == ("study", "a.py:B", "--scale", "laptop")
+
+
+def test_a_study_knows_its_file_also_if_its_run_is_a_partial():
+    own = replace(own_study.STUDY, run=partial(partial(own_study.run)))
+    assert Path(own.home) == FILE

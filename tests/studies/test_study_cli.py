@@ -15,7 +15,7 @@ from completep.cli import main
 from completep.report.document import Table
 from completep.report.terminal import as_text
 from completep.studies.design import read_words
-from completep.studies.run import settled, study_at, study_named, study_plan
+from completep.studies.run import settled, study_at, study_named, study_plan, study_report
 from completep.studies.scale import LAPTOP, SCALES
 from completep.sweep.store import Store
 from tests.waiting import wait_until
@@ -74,6 +74,15 @@ def test_a_study_leaves_a_report_and_is_not_run_twice(out, capsys):
     assert "completep study lr-transfer --scale laptop --set depth=2" in page
     code, said, _ = run(capsys, "report", "lr-transfer", *FEW, "--out", out, "--json")
     assert json.loads(said)["table"] == answer["table"]
+
+
+def test_a_report_names_the_base_of_the_study(out):
+    """A task holds its run under the simplest base that gives the same numbers; the report does not."""
+    few = {"rules": ["completep", "sp"], "depth": [2, 8], "lr": [2**-7], "seed": [0]}
+    settings = study_report("lr-transfer", values=few, out=out).settings
+    assert settings["base (width × depth)"] == "32 × 2"
+    assert settings["depths"] == "2, 8"
+    assert "sha256 ?" not in settings["data"]
 
 
 def test_runs_that_two_studies_share_are_there_for_both(out, capsys):

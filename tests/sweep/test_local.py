@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from completep.cli import main
 from completep.errors import UserError
 from completep.sweep.conduct import conduct
 from completep.sweep.devices import available_memory
@@ -22,6 +23,8 @@ from completep.sweep.store import Store
 from completep.sweep.task import Point, Trial
 from completep.sweep.training import Training
 from completep.train.folder import claim
+from completep.train.records import Result, read_metrics
+from completep.train.settings import How
 from tests.sweep.tasks import HOW, Script, engine, training
 from tests.train.runs import small_data, small_run
 from tests.waiting import wait_until
@@ -174,8 +177,35 @@ def test_several_ranks_are_started_by_torchrun(data, tmp_path):
     assert engine(tmp_path / "one").run([run]) == []
     two, one = (Store(tmp_path / name).result(run) for name in ("two", "one"))
     assert two["validation_loss"] == pytest.approx(one["validation_loss"], abs=1e-5)
+    records = [list(read_metrics(Store(tmp_path / name).folder(run) / "metrics.jsonl")) for name in ("two", "one")]
+    assert [(r.kind, r.step) for r in records[0]] == [(r.kind, r.step) for r in records[1]]
+    assert {r.mfu for of_ranks in records for r in of_ranks if r.kind == "step"} == {None}  # no peak is measured
     assert not (Store(tmp_path / "two").folder(run) / "checkpoints").exists()
     assert (Store(tmp_path / "two").folder(run) / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        HOW,
+        How(peak=None),
+        How(4, "fsdp", 2, "float32", True, 123456789.5, 7, 3, 1),
+    ],
+)
+def test_the_ranks_of_a_run_are_executed_as_it_says(how, data, tmp_path, monkeypatch):
+    """torchrun gets words, and these must say everything that a run in one process is told."""
+    task = replace(training(data), how=how, ranks=2)
+    claim(tmp_path, task.run)
+    told = []
+
+    def stand_in(run, folder, how, **others):
+        told.append((run, folder, how))
+        return Result("done", 1, 1.0, 1.0, 1, 1.0, 1.0, "")
+
+    monkeypatch.setattr("completep.train.loop.train", stand_in)
+    assert main(task._command(tmp_path)[1:]) == 0
+    parallel = how.parallel if how.parallel != "none" else "ddp"
+    assert told == [(task.run, tmp_path, replace(how, parallel=parallel))]
 
 
 def test_memory_is_planned_for(data, tmp_path):

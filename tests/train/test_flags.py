@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from completep.cli import main
-from completep.config import Data, run_from_json
+from completep.config import Data, run_from_json, to_json
 from completep.errors import UserError
-from completep.train.settings import open_corpus, with_data
+from completep.train.settings import make_run, open_corpus, with_data
 from tests.train.runs import small_data, small_run
 
 FLAGS = "--width 32 --depth 3 --head-size 8 --tokens 500 --batch 2 --sequence 16 --base-shape 16 2 --seed 3"
@@ -37,6 +37,17 @@ def test_flags_make_the_run_and_its_folder(data, tmp_path, monkeypatch, capsys):
     assert "is done already" in capsys.readouterr().err
 
 
+def test_the_run_of_a_file_or_of_a_shape_from_python(data, tmp_path):
+    made = make_run(data=str(data), width=32, depth=3, head_size=8, tokens="1k", batch=4, sequence=16, seed=3)
+    assert (made.model.width, made.model.depth, made.model.vocabulary, made.seed) == (32, 3, 256, 3)
+    assert made.data == Data(str(data), "bytes")
+    (tmp_path / "run.json").write_text(to_json(made))
+    assert make_run(tmp_path / "run.json") == made
+    assert make_run(tmp_path / "run.json", seed=4, data="python") == replace(made, seed=4, data=Data("python", "bytes"))
+    with pytest.raises(UserError, match="lr beside"):
+        make_run(tmp_path / "run.json", lr=0.1)
+
+
 def test_a_run_on_other_data_forgets_the_hash_of_the_old(data):
     run = small_run(data)
     known = replace(run, data=replace(run.data, sha256="0" * 64))
@@ -52,8 +63,8 @@ def test_a_run_on_other_data_forgets_the_hash_of_the_old(data):
     ("words", "message"),
     [
         ([], "nothing to train"),
-        (["run.json", "--lr", "0.1"], "--lr beside run.json"),
-        (["run.json", "--base-shape", "64", "2"], "--base-shape beside run.json"),
+        (["run.json", "--lr", "0.1"], "lr beside run.json"),
+        (["run.json", "--base-shape", "64", "2"], "base beside run.json"),
         (["--width", "64"], "a shape has both"),
         (["--width", "64", "--depth", "2", "--rules", "mupp"], "mupp"),
     ],

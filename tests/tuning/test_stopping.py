@@ -201,6 +201,37 @@ def test_a_verdict_runs_stopped_runs_to_their_end(tmp_path):
     assert store.result(done)["loss"] == 2.0
 
 
+def test_the_decoder_reads_its_file_once(tmp_path, monkeypatch):
+    """Further records are those that it is given: reading the file at each of them takes quadratic time."""
+    from dataclasses import replace
+
+    from completep.train.records import StepRecord
+    from completep.tuning import decoder
+    from completep.tuning.settings import make_tuning
+
+    subject = make_tuning({"model": "gpt", "base": [32, 2], "set": {"steps": 80}}).subject()
+    task = replace(subject.task(Shape(32, 2), {"lr": 1.0}, 0), bar=tuple(Reading(i, 1.0) for i in range(81)))
+    read, raised = [], []
+
+    def readings(self, folder):
+        read.append(folder)
+        return [Reading(10, 1.0)]
+
+    def carry_out(self, folder, lock, look):
+        for step, loss in ((10, 1.0), (20, 1.0), (30, 2.0), (40, 2.0), (50, 2.0)):
+            look(StepRecord(step, loss, 1.0, None, 1.0, None))
+            if raised:
+                (folder / "result.json").write_text("{}")
+                return
+
+    monkeypatch.setattr(decoder.Decoder, "readings", readings)
+    monkeypatch.setattr(decoder.Training, "carry_out", carry_out)
+    monkeypatch.setattr(decoder.signal, "raise_signal", lambda number: raised.append(number))
+    task.carry_out(tmp_path, 0)
+    assert len(read) == 1
+    assert len(raised) == 1
+
+
 @pytest.mark.slow
 def test_a_hopeless_run_of_the_decoder_is_stopped_and_continues_where_it_was(tmp_path):
     """By its training losses, beside the best run of the same seed. Continued, it ends as if it had never stopped."""

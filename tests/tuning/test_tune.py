@@ -1,6 +1,7 @@
 """`completep tune` from the command to tuned.json: verdicts, resuming, bad input, and what takes its result."""
 
 import hashlib
+import inspect
 import json
 import math
 import os
@@ -11,7 +12,7 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,8 @@ from completep.errors import UserError
 from completep.tuned import TunedValue, TunedValues, read_tuned
 from completep.tuning.again import command_of, engine_words
 from completep.tuning.record import record_path
-from completep.tuning.run import tune_plan, tune_status, tuning_of
+from completep.tuning.run import Given, changes_of, tune_plan, tune_status, tuning_of
+from completep.tuning.settings import Tuning
 from tests.hostile import within
 from tests.tuning.commands import BOWL, LOSS, SPACE, WORDS, WRITE, bowl, script, tuned
 from tests.waiting import wait_until
@@ -149,12 +151,34 @@ def test_rules_that_the_command_does_not_pass_on_are_said_to_be_the_scripts_own(
     assert tune_plan(bowl(), settings={"space": SPACE, "loss": LOSS}, out=tmp_path).notes == ()
 
 
+def settings_of(arguments):
+    """Those arguments of `tune` that are settings, as keys of a TOML file."""
+    return changes_of(**{name: arguments[name] for name in Given.__annotations__})
+
+
+def test_every_setting_is_an_argument(tmp_path):
+    """Of `tune` and of `tune_plan`; the same as in `settings`."""
+    settings = {f.name for f in fields(Tuning)} - {"command", "function", "model", "set"} | {"constants"}
+    assert settings == set(Given.__annotations__)
+    assert settings < set(inspect.signature(cp.tune).parameters)
+    common = {"space": SPACE, "loss": LOSS, "out": tmp_path}
+    plans = [
+        tune_plan(bowl(), **common, take="min", trials=7, ranks=2, resumes=True, stop_early=False),
+        tune_plan(
+            bowl(), **common,
+            settings={"take": "min", "trials": 7, "ranks": 2, "resumes": True, "stop_early": False},
+        ),
+    ]  # fmt: skip
+    assert plans[0].tuning == plans[1].tuning
+    assert (plans[0].tuning.take, plans[0].tuning.trials, plans[0].tuning.stop_early) == ("min", 7, False)
+
+
 def test_flags_win_over_booleans_of_a_file(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     text = f'command = "{bowl()}"\nloss = "{LOSS}"\nspace = {{lr = "2^-9..2^-5"}}\n'
     Path("tune.toml").write_text(text + "stop_early = false\nresumes = true\n")
     asked = []
-    monkeypatch.setattr("completep.tune", lambda *a, **k: asked.append(k["settings"]) or sys.exit(0))
+    monkeypatch.setattr("completep.tune", lambda *a, **k: asked.append(settings_of(k)) or sys.exit(0))
     for words, found in (
         ([], (None, None)),
         (["--stop-early", "--no-resumes"], (True, False)),
@@ -197,7 +221,7 @@ def test_run_it_again_has_every_setting(tmp_path, monkeypatch, of_file):
     with pytest.raises(SystemExit):
         main(shlex.split(shlex.join(words))[1:])
     ((given,), k) = asked[0]
-    again = tuning_of(given, k["settings"], k["model"] or "")
+    again = tuning_of(given, settings_of(k), k["model"] or "")
     assert again.dimensions == tuning.dimensions
     assert replace(again, space={}) == replace(tuning, space={})
     assert {name: k[name] for name in engine} == engine
