@@ -78,7 +78,7 @@ def test_a_study_leaves_a_report_and_is_not_run_twice(out, capsys):
 
 def test_a_report_names_the_base_of_the_study(out):
     """A task holds its run under the simplest base that gives the same numbers; the report does not."""
-    few = {"rules": ["completep", "sp"], "depth": [2, 8], "lr": [2**-7], "seed": [0]}
+    few = read_words(FEW[1:]) | {"rules": ["completep", "mup"], "depth": [2, 8]}
     settings = study_report("lr-transfer", values=few, out=out).settings
     assert settings["base (width × depth)"] == "32 × 2"
     assert settings["depths"] == "2, 8"
