@@ -16,7 +16,7 @@ from completep.errors import UserError
 from completep.files import write_over
 from completep.report.charts import pictures
 from completep.report.markdown import markdown
-from completep.studies.design import Measurement
+from completep.studies.design import Measurement, Sweep
 from completep.studies.result import StudyResult
 from completep.studies.run import known_studies, study, study_report
 from completep.studies.scale import ScaleName
@@ -30,13 +30,16 @@ BEGIN, END = "<!-- made by benchmarks/publish.py -->", "<!-- end -->"
 
 
 def publish(name: str, out: Path) -> bool:
-    """Write a study's page, if its runs are done."""
+    """Write a study's page, if its runs are done: those of the grid, or else those that a bracketing search needs."""
     scale: ScaleName = "desk" if name in DESK else "laptop"
+    chosen = known_studies()[name]
     try:
-        if isinstance(known_studies()[name], Measurement):
+        if isinstance(chosen, Measurement):
             result = study(name, scale=scale, out=out)
         else:
             result = study_report(name, scale=scale, out=out)
+            if result.verdict == "not finished" and isinstance(chosen, Sweep) and chosen.swept is not None:
+                result = study_report(name, scale=scale, search="bracket", out=out)
     except UserError as error:
         print(f"{name}: {error.what}")
         return False
