@@ -10,6 +10,7 @@ so that nothing needs to be trained again.
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from completep.errors import UserError
@@ -51,6 +52,9 @@ def publish(name: str, out: Path) -> bool:
 
 
 def write_page(result: StudyResult, scale: ScaleName) -> None:
+    words = list(result.command)
+    place = words.index("--out") if "--out" in words else len(words)
+    result = replace(result, command=(*words[:place], *words[place + 2 :]))  # the store of a reader is elsewhere
     folder, document, frames = RESULTS / result.slug, result.document(), result.frames()
     folder.mkdir(exist_ok=True)
     for old in folder.iterdir():

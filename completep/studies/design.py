@@ -75,7 +75,7 @@ class Study(ABC):
 
     name: str
     question: str
-    claim: str  # the paper's answer
+    claim: str  # the answer of the paper, or of the report that the question comes from
     decision: str  # what counts as agreement, written down before anything was run
     axes: Mapping[ScaleName, Axes]
     beyond_paper: bool = False  # a question that the paper does not ask

@@ -21,10 +21,11 @@ from completep.sweep.task import Value
 from completep.units import duration, human
 
 MOST_LISTED = 2000  # rows of raw data on a page
-SHOWN: Mapping[Agreement, tuple[Tone, str]] = {  # the tone and the headline of a report
-    "agrees": ("good", "Agrees with the paper"),
-    "agrees in part": ("good", "Agrees with the paper in part"),
-    "does not agree": ("bad", "Does not agree with the paper"),
+# The tone and the headline of a report, with the source of the claim.
+SHOWN: Mapping[Agreement, tuple[Tone, str]] = {
+    "agrees": ("good", "Agrees with the {}"),
+    "agrees in part": ("good", "Agrees with the {} in part"),
+    "does not agree": ("bad", "Does not agree with the {}"),
     "cannot be seen at this scale": ("open", "Cannot be seen at this scale"),
     "one seed cannot tell": ("open", "One seed cannot tell"),
     "not finished": ("open", "Not finished"),
@@ -61,9 +62,11 @@ class StudyResult(Result):
 
     def document(self) -> Document:
         study, conclusion = self.experiment.study, self.conclusion
+        tone, headline = SHOWN[conclusion.agreement]
+        source = "claim" if study.beyond_paper else "paper"
         parts: list[Part] = [
-            Verdict(conclusion.agreement, f"Here: {conclusion.sentence}.", *SHOWN[conclusion.agreement]),
-            Text(f"The paper: {study.claim}"),
+            Verdict(conclusion.agreement, f"Here: {conclusion.sentence}.", tone, headline.format(source)),
+            Text(f"The {source}: {study.claim}"),
             Text(f"What counts as agreement: {study.decision}"),
             *conclusion.figures,
             Table.of_frame("Numbers", named(conclusion.table)),
@@ -272,7 +275,7 @@ class StudyList(Result):
 
     def document(self) -> Document:
         rows: list[dict[str, Cell]] = [
-            {"name": s.name, "question": s.question, "the paper's answer": s.claim} for s in self.studies
+            {"name": s.name, "question": s.question, "claim": s.claim} for s in self.studies
         ]
         return Document("Studies", (Table.of("completep study NAME", rows),))
 

@@ -50,6 +50,8 @@ def test_from_python(tmp_path):
     assert result.table["steps"].to_list() == [2, 10]
     assert result.failed == 0
     assert str(result).startswith("Agrees with the paper. Here: the loss ends at")
+    beyond = replace(result.experiment, study=replace(own_study.STUDY, beyond_paper=True))
+    assert str(replace(result, experiment=beyond)).startswith("Agrees with the claim. Here: the loss ends at")
     assert "<svg" in result._repr_html_()
     assert result.to_json()["study"] == "own-steps"
     again = study(own_study.STUDY, values={"steps": [2, 10]}, out=str(tmp_path))
