@@ -112,7 +112,8 @@ def judge_survey(first: Survey, repaired: Survey | None = None) -> list[Finding]
                 by_tensor = [*_findings(rules, axis, rows, later, parts), *_attentions(rules, axis, attentions)]
                 multipliers = {t: _exponent(columns, axis, EXPECTED["multiplier"]) for t, columns in rows.items()}
                 typed = {t: _typed_deviation(columns, axis) for t, columns in rows.items() if min(columns["lr"]) != 0}
-                findings += _explained(_seen_by_decay([*by_tensor, *_whole(rules, axis, states)], typed), multipliers)
+                every = _seen_by_decay([*_folded(by_tensor), *_whole(rules, axis, states)], typed)
+                findings += _explained(every, multipliers)
     return findings
 
 
@@ -288,6 +289,26 @@ def _shifted(slope: Slope | None, by: float) -> Slope | None:
 
 
 # -- which fault explains which --------------------------------------------------------------------
+
+
+def _folded(findings: list[Finding]) -> list[Finding]:
+    """A multiplier may be in the starting values instead, as in the folded form: only their product is right or wrong.
+
+    The logit multiplier of a tied readout may be in the gain of the final norm, and the scale on q·k in the matrix of
+    the queries. The learning rate and ε have to follow: the pull and the ratio of ε show if they do.
+    """
+    failed = [f for f in findings if f.word == "FAIL" and f.exponent]
+    starts = [f for f in failed if f.setting == "init"]
+    changed: dict[Key, Finding] = {}
+    for f in failed:
+        if f.setting == "attention":
+            holders = [s for s in starts if s.tensor.startswith(f"{f.tensor}.")]
+        else:
+            holders = [s for s in starts if f.tensor.endswith(TIED) and s.role == Role.FINAL_NORM]
+        held = [s for s in holders if abs(s.deviation + f.deviation) <= EXACT_SCALE]
+        if len(held) == 1:
+            changed |= {(x.tensor, x.setting): replace(x, word="PASS", why="folded") for x in (f, held[0])}
+    return [changed.get((f.tensor, f.setting), f) for f in findings]
 
 
 def _typed_deviation(rows: Rows, axis: Axis) -> float:

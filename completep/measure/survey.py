@@ -283,10 +283,12 @@ def _measure_shape(family: Family, job: Job) -> Measured:
         factors = {t: repair(job, source.base, t) for t in subject.anatomy.parts}
         factors |= {t: job.limit.scale * factors[t] for t in subject.writers}
         small = job.limit.trained if job.steps else job.limit.logits
+        logits = small * repair(job, source.base, tied_readout(subject))
         if not subject.anatomy.tied:
             factors |= {t: small * factors[t] for t in subject.anatomy.readout.parameters}
+        elif subject.anatomy.readout.module is None:  # then the final norm holds what acts on the logits
+            factors |= {t: logits * factors[t] for t in subject.anatomy.readout.parameters}
         scale_(subject, factors.__getitem__)
-        logits = small * repair(job, source.base, tied_readout(subject))
         with aligned_heads(subject, job.limit.heads), scaled_readout(subject, logits):
             if job.steps:
                 text = make_batches(source, family.base, family.setting, seed)[0]

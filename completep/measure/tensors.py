@@ -86,11 +86,31 @@ class State:
 def measure_start(subject: Subject, batch: Batch) -> tuple[State, dict[str, float]]:
     """(the stream and the logits at init, the gain of every parameter that has one)."""
     ratios: dict[str, float] = {}
-    with _ratios_kept(subject, ratios):
+    normed: list[Tensor] = []
+    norms = [subject.model.get_submodule(name) for name in (subject.anatomy.final_norm,) if name is not None]
+    watched = [norm.register_forward_hook(lambda module, args, y: normed.append(y)) for norm in norms]
+    with _ratios_kept(subject, ratios), _hooks(watched):
         stream, output = stream_of(subject.model, subject.anatomy.tap, batch[0])
     logits = find_logits(output)
     assert logits is not None  # the model was examined: it returns logits
-    return State(rms(stream), rms(logits)), gains(subject, ratios)
+    gain_of = gains(subject, ratios)
+    if subject.anatomy.tied and (factor := _tied_factor(subject, normed, logits)):
+        # The input holds the same embeddings, so the output of the table is not a random sum.
+        table = subject.model.get_parameter(subject.anatomy.readout.weight).detach()
+        gain_of[tied_readout(subject)] = rms(table) * table.shape[-1] ** 0.5 * factor
+    return State(rms(stream), rms(logits)), gain_of
+
+
+def _tied_factor(subject: Subject, normed: list[Tensor], logits: Tensor) -> float | None:
+    """What multiplies the product of a tied table with the output of the final norm; None if it cannot be measured."""
+    readout = subject.anatomy.readout
+    if readout.module is not None:
+        return abs(subject.forward.sites[readout.module])
+    table = subject.model.get_parameter(readout.weight).detach()
+    if not normed or normed[-1].shape != (*logits.shape[:-1], table.shape[-1]) or len(table) != logits.shape[-1]:
+        return None
+    product = (normed[-1] @ table.T).flatten()
+    return abs(float(logits.flatten() @ product / product.square().sum()))
 
 
 @torch.no_grad()
@@ -178,16 +198,13 @@ def gains(subject: Subject, ratios: Mapping[str, float]) -> dict[str, float]:
             gain = rms(entries) * math.prod(parameter.shape[axis] for axis in part.fan_in) ** 0.5
         inside = abs(subject.forward.inside.get(owner, 1.0)) if owner in subject.forward.sites else 1.0
         gain_of[name] = gain * subject.factor(name) / inside
-    readout = anatomy.readout.module
-    if anatomy.tied and readout is not None:  # the input holds the same embeddings, so its output is not a random sum
-        table = subject.model.get_parameter(anatomy.readout.weight).detach()
-        gain_of[tied_readout(subject)] = rms(table) * table.shape[-1] ** 0.5 * abs(subject.forward.sites[readout])
     return {name: gain for name, gain in gain_of.items() if gain > 0}
 
 
 def tied_readout(subject: Subject) -> str:
     """A name for the second use of a tied table."""
-    return f"{subject.anatomy.readout.module}.weight {TIED}"
+    readout = subject.anatomy.readout
+    return f"{readout.weight if readout.module is None else f'{readout.module}.weight'} {TIED}"
 
 
 def scale_(subject: Subject, factor: Callable[[str], float]) -> None:
