@@ -467,3 +467,30 @@ def test_levels_of_seeds_are_taken_off_exactly():
     powers = u[:, None] ** np.arange(5)
     fitted = np.linalg.lstsq(_contrasts(seed), powers, rcond=None)[0]
     assert _without_seeds(powers, seed) == pytest.approx(powers - _contrasts(seed) @ fitted, abs=1e-12)
+
+
+def grid(rules=1, widths=2, values=3):
+    """Losses of a bowl for every parameterization, width and value."""
+    return pl.DataFrame(
+        [
+            {"rules": f"r{r}", "width": 64 + w, "depth": 2, "lr": 2.0 ** (k / values), "loss": 3 + (k / values) ** 2}
+            for r in range(rules)
+            for w in range(widths)
+            for k in range(-values // 2, values // 2 + 1)
+        ]
+    )
+
+
+def test_more_points_than_altair_draws_by_default():
+    checked = transfer(grid(widths=2, values=2600))
+    assert sum(len(rows) for panel in checked.document().figures()[0].specs for rows in panel["datasets"].values()) > 5000
+
+
+@pytest.mark.parametrize(
+    ("size", "what"), [({"rules": 60}, "60 different rules"), ({"widths": 1200}, "1200 different shapes and rules")]
+)
+def test_too_many_panels_and_lines_are_refused_at_once(size, what, tmp_path, capsys):
+    grid(**size).write_csv(tmp_path / "sweep.csv")
+    with within(10):
+        assert main(["check", "transfer", str(tmp_path / "sweep.csv")]) == 2
+    assert what in capsys.readouterr().err
