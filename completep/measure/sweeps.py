@@ -16,6 +16,7 @@ from completep.files import open_regular
 HYPERPARAMETERS = ("lr", "std", "eps", "weight_decay")
 LARGEST = 2**53  # beyond, a float is not every whole number
 MOST_BYTES, MOST_COLUMNS = 2**28, 10_000  # of a CSV
+LONGEST = 1000  # characters of the name of a column or of rules
 PACKED = (b"\x1f\x8b", b"\x78\x01", b"\x78\x9c", b"\x78\xda", b"\x28\xb5\x2f\xfd")  # gzip, zlib, zstd
 RESERVED = ("rules", "width", "depth", "seed", "loss")
 # What other people call them, for suggestions.
@@ -50,6 +51,9 @@ def read_sweep(path: Path, names: Mapping[str, str] | None = None) -> pl.DataFra
     repeated = sorted(n for n, count in Counter(plain).items() if count > 1)
     if len(plain) > MOST_COLUMNS:
         raise UserError(f"{path} has {len(plain)} columns", fix=f"give at most {MOST_COLUMNS} columns")
+    if long := [name for name in plain if len(name) > LONGEST]:
+        what = f"{path} has a column whose name has {len(long[0])} characters: {long[0][:40]!r}…"
+        raise UserError(what, fix=f"give names of at most {LONGEST} characters")
     if repeated or frame.is_empty():
         what = f"several columns called {repeated[0]!r}" if repeated else "no rows"
         raise UserError(f"{path} has {what}", fix="give one column of each name, and a line for each run")
@@ -65,7 +69,11 @@ def read_sweep(path: Path, names: Mapping[str, str] | None = None) -> pl.DataFra
             good &= (cast[column] >= 1).fill_null(False)
         _refuse_rows(path, frame, column, good, "a whole number" + ("" if column == "seed" else " of at least 1"))
         cast = cast.with_columns(pl.col(column).cast(pl.Int64))
-    return cast.with_columns(pl.col("rules").fill_null("none")) if "rules" in frame.columns else cast
+    if "rules" in frame.columns:
+        short = (frame["rules"].str.len_chars() <= LONGEST).fill_null(True)
+        _refuse_rows(path, frame, "rules", short, f"a name of at most {LONGEST} characters")
+        return cast.with_columns(pl.col("rules").fill_null("none"))
+    return cast
 
 
 def _refuse_size(path: Path) -> None:

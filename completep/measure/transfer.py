@@ -134,7 +134,7 @@ def _refuse_too_many(frame: pl.DataFrame, hyperparameter: str) -> None:
     """Every parameterization is a panel, every shape a line in it, and every value a point."""
     curves = [c for c in ("rules", "width", "depth") if c in frame.columns]
     limits = {"rules": (["rules"], MOST_RULES), "shapes and rules": (curves, MOST_CURVES)}
-    limits["points"] = [*curves, hyperparameter], MOST_POINTS
+    limits["points"] = list(dict.fromkeys([*curves, hyperparameter])), MOST_POINTS
     for what, (columns, most) in limits.items():
         if set(columns) <= set(frame.columns) and (count := frame.select(columns).n_unique()) > most:
             raise UserError(

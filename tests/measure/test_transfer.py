@@ -494,3 +494,15 @@ def test_too_many_panels_and_lines_are_refused_at_once(size, what, tmp_path, cap
     with within(10):
         assert main(["check", "transfer", str(tmp_path / "sweep.csv")]) == 2
     assert what in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["header", "width", "rules", "loss"])
+def test_a_field_of_megabytes_is_cut_in_messages(place, tmp_path, capsys):
+    endless = "x" * 5_000_000
+    row = {"rules": "sp", "width": "64", "lr": "0.1", "loss": "3"} | ({} if place == "header" else {place: endless})
+    header = ",".join(row) + (f",{endless}" if place == "header" else "")
+    (tmp_path / "sweep.csv").write_text(f"{header}\n{','.join(row.values())}{',1' if place == 'header' else ''}\n")
+    with within(10):
+        main(["check", "transfer", str(tmp_path / "sweep.csv"), "--out", str(tmp_path)])
+    shown = capsys.readouterr()
+    assert len(shown.out + shown.err) < 5000

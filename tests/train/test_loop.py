@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from completep import UserError, parametrize
+from completep.cli import main
 from completep.compute import flops
 from completep.config import Data, Evaluation, GPTConfig, Schedule, Shape, to_json
 from completep.data.prepare import prepare
@@ -431,3 +432,13 @@ def test_a_very_deep_model_is_measured_on_a_reduced_copy(monkeypatch):
     monkeypatch.setattr("completep.anatomy.forward.DEEPEST_CHECKED", 1)
     with pytest.raises(UserError, match="a model with 2 blocks is too deep to measure as a whole"):
         factors()
+
+
+def test_a_run_with_a_name_of_megabytes_is_refused(tmp_path, capsys):
+    content = json.loads(to_json(small_run(small_data(tmp_path))))
+    content["data"]["source"] = "x" * 20_000_000
+    (tmp_path / "run.json").write_text(json.dumps(content))
+    assert main(["train", str(tmp_path / "run.json"), "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert "20000000 characters" in said
+    assert len(said) < 2000
