@@ -127,7 +127,7 @@ def fresh_folder(parent: Path, name: str) -> Path:
 
 def remove_folder(path: Path) -> None:
     """Remove a folder of ours, if it is there. A symbolic link itself is removed, never what it leads to."""
-    if path.is_symlink() or path.is_file():
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
         path.unlink()
     else:
         shutil.rmtree(path, ignore_errors=True)

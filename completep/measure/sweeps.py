@@ -16,6 +16,7 @@ from completep.files import open_regular
 HYPERPARAMETERS = ("lr", "std", "eps", "weight_decay")
 LARGEST = 2**53  # beyond, a float is not every whole number
 MOST_BYTES, MOST_COLUMNS = 2**28, 10_000  # of a CSV
+SMALLEST_LOSS = 1e-100
 LONGEST = 1000  # characters of the name of a column or of rules
 PACKED = (b"\x1f\x8b", b"\x78\x01", b"\x78\x9c", b"\x78\xda", b"\x28\xb5\x2f\xfd")  # gzip, zlib, zstd
 RESERVED = ("rules", "width", "depth", "seed", "loss")
@@ -133,6 +134,9 @@ def find_hyperparameter(frame: pl.DataFrame, wanted: str | None) -> str:
     """The column that was swept."""
     if wanted is not None:
         if wanted not in frame.columns:
+            same = [c for c in frame.columns if c.strip().lower() == wanted.strip().lower()]
+            if len(same) == 1:  # the names of a file are read in lower case
+                return same[0]
             close = difflib.get_close_matches(wanted, frame.columns, 1)
             hint = close[0] if close else next((c for c in frame.columns if c not in RESERVED), "lr")
             raise UserError(f"no column {wanted!r}; {listing(frame)}", fix=f"name one of them: {hint}, for instance")
@@ -170,8 +174,11 @@ def usable(frame: pl.DataFrame, hyperparameter: str) -> pl.DataFrame:
     frame = frame.with_columns(pl.col("rules").cast(pl.String).fill_null("none"))
     if frame[hyperparameter].null_count():
         raise UserError(f"some values of {hyperparameter} are not numbers", fix="write them as 0.0039 or 3.9e-3")
-    if (frame["loss"].fill_nan(1.0) <= 0).any():
-        raise UserError("some losses are not above 0: regret is a share of the loss", fix="give cross-entropies")
+    if (frame["loss"].fill_nan(1.0) < SMALLEST_LOSS).any():
+        raise UserError(
+            f"some losses are not above 0, or below {SMALLEST_LOSS:g}: regret is a share of the loss",
+            fix="give cross-entropies",
+        )
     _refuse_mixtures(frame, hyperparameter)
     return frame
 

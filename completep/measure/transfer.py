@@ -133,11 +133,12 @@ def transfer(
 def _refuse_too_many(frame: pl.DataFrame, hyperparameter: str) -> None:
     """Every parameterization is a panel, every shape a line in it, and every value a point."""
     curves = [c for c in ("rules", "width", "depth") if c in frame.columns]
-    limits = {"rules": (["rules"], MOST_RULES), "shapes and rules": (curves, MOST_CURVES)}
+    limits: dict[str, tuple[list[str], int]] = {"rules": (["rules"], MOST_RULES)}
+    limits["shapes and rules"] = curves, MOST_CURVES
     limits["points"] = list(dict.fromkeys([*curves, hyperparameter])), MOST_POINTS
     for what, (columns, most) in limits.items():
         if set(columns) <= set(frame.columns) and (count := frame.select(columns).n_unique()) > most:
             raise UserError(
                 f"the sweep has {count} different {what} ({', '.join(columns)}), more than {most}",
-                fix=f"leave out runs; or, if {columns[0]} is another column of the file, name it: {columns[0]}='COLUMN'",
+                fix=f"leave out runs; or name another column of the file: {columns[0]}='COLUMN'",
             )

@@ -20,7 +20,8 @@ from typing import Any
 from completep.config import run_from_json, run_id, structure, unsealed
 from completep.errors import UserError, some
 from completep.files import open_regular, read_bytes, remove_folder, write_new
-from completep.sweep.store import RESULT, Store, check_result
+from completep.sweep.store import RESULT, Store
+from completep.train.checked import check_result
 from completep.train.folder import METRICS, RUN
 from completep.train.records import Result, parse_record
 
@@ -81,9 +82,7 @@ def _files(folder: Path) -> dict[str, str]:
     evaluations = sorted(str(p.relative_to(folder)) for p in folder.glob("evaluations/*.json"))
     names = [RUN, METRICS, *filter(EVALUATION.fullmatch, evaluations), RESULT]
     return {
-        name: read_bytes(folder / name, MOST, follow=False).decode()
-        for name in names
-        if os.path.lexists(folder / name)
+        name: read_bytes(folder / name, MOST, follow=False).decode() for name in names if os.path.lexists(folder / name)
     }
 
 
@@ -111,7 +110,9 @@ def unpack(path: Path, store: Store) -> Unpacked:
             _write(store.root / name, files)
             new += 1
     if damaged:
-        what = f"{path}: {some(damaged, 3)}; of the others, {new} are new in {store.root} and {known} were there already"
+        what = (
+            f"{path}: {some(damaged, 3)}; of the others, {new} are new in {store.root} and {known} were there already"
+        )
         raise UserError(what, fix="pack the store again, if you need the damaged runs")
     return Unpacked(new, known)
 

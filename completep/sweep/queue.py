@@ -77,12 +77,14 @@ def read_task(path: Path) -> Task:
     try:
         content = json.loads(read_text(path))
         task = KINDS[content["kind"]].from_json(content["task"])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        if isinstance(error, UserError):
+        name, _ = task.id, (task.cost + task.memory(), task.describe())  # what does not fit fails here
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ArithmeticError) as error:
+        if isinstance(error, UserError) and str(path) in error.what:
             raise
-        raise UserError(f"{path} is not a task: {error}", fix="remove it, and run the same command again") from error
-    if task.id != path.stem:
-        raise UserError(f"{path} holds another task ({task.id})", fix="remove it, and run the same command again")
+        reason = error.what if isinstance(error, UserError) else error
+        raise UserError(f"{path} is not a task: {reason}", fix="remove it, and run the same command again") from error
+    if name != path.stem:
+        raise UserError(f"{path} holds another task ({name})", fix="remove it, and run the same command again")
     return task
 
 

@@ -126,7 +126,7 @@ def train_claimed(
 
     status: Status = "done"
     # If the run was interrupted after its last step, before its result was written, the metrics have the last loss.
-    last_loss = metrics.last_loss()
+    last_loss = metrics.loss_at(start) if start else None
     validation_loss: float | None = None
     began = clock = time.perf_counter()
     step = logged = start
@@ -253,8 +253,9 @@ def require_small_base(run: Run) -> None:
     """Refuse a base that nobody tuned at: it is built too, on the meta device and, if it is small, for real."""
     shape = run.base
     if shape.depth > MOST_BASE_DEPTH or shape.width > MOST_BASE_WIDTH:
+        most = f"{MOST_BASE_WIDTH} × {MOST_BASE_DEPTH}"
         raise UserError(
-            f"the base is {shape.width} × {shape.depth} (width × depth), larger than {MOST_BASE_WIDTH} × {MOST_BASE_DEPTH}",
+            f"the base is {shape.width} × {shape.depth} (width × depth), larger than {most}",
             fix="give the width and depth of the small model that you tuned, such as --base-shape 256 2",
         )
 

@@ -131,10 +131,12 @@ def parse_dimension(name: str, values: "str | Sequence[Value]") -> Dimension:
 
 
 def is_value(value: object) -> bool:
-    """A word or a finite number."""
+    """A word or a finite number. No argument of a command can have a NUL character."""
     if isinstance(value, int):
         return not isinstance(value, bool) and abs(value) <= LARGEST
-    return isinstance(value, str) or (isinstance(value, float) and math.isfinite(value))
+    if isinstance(value, str):
+        return "\0" not in value
+    return isinstance(value, float) and math.isfinite(value)
 
 
 def check_name(name: str) -> None:

@@ -33,6 +33,8 @@ class Template:
 
     @cached_property
     def words(self) -> tuple[str, ...]:
+        if "\0" in self.text:
+            raise UserError(f"the command {self.text!r} has a NUL character", fix="remove it: no argument can have one")
         try:
             words = tuple(shlex.split(self.text))
         except ValueError as error:

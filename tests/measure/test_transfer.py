@@ -483,7 +483,9 @@ def grid(rules=1, widths=2, values=3):
 
 def test_more_points_than_altair_draws_by_default():
     checked = transfer(grid(widths=2, values=2600))
-    assert sum(len(rows) for panel in checked.document().figures()[0].specs for rows in panel["datasets"].values()) > 5000
+    assert (
+        sum(len(rows) for panel in checked.document().figures()[0].specs for rows in panel["datasets"].values()) > 5000
+    )
 
 
 @pytest.mark.parametrize(
@@ -506,3 +508,14 @@ def test_a_field_of_megabytes_is_cut_in_messages(place, tmp_path, capsys):
         main(["check", "transfer", str(tmp_path / "sweep.csv"), "--out", str(tmp_path)])
     shown = capsys.readouterr()
     assert len(shown.out + shown.err) < 5000
+
+
+def test_the_swept_column_by_its_name_in_the_file(tmp_path, capsys):
+    sweep().rename({"lr": "MyLR"}).write_csv(tmp_path / "sweep.csv")
+    words = ["check", "transfer", str(tmp_path / "sweep.csv"), "--hyperparameter", "MyLR", "--out", str(tmp_path)]
+    assert main(words) == 0
+
+
+def test_losses_too_small_for_a_share_of_them_are_refused():
+    with pytest.raises(UserError, match="below 1e-100"):
+        transfer(sweep().with_columns(loss=pl.lit(1e-300)))

@@ -144,7 +144,7 @@ def test_what_does_not_belong_together_is_refused(trained, tmp_path, damage):
     good, bad = entries(trained[2])
     damage(bad)
     store = Store(tmp_path / "store")
-    with pytest.raises(UserError, match="run 1 is damaged.*; of the others, 1 are new"):
+    with pytest.raises(UserError, match=r"run 1 is damaged.*; of the others, 1 are new"):
         unpack(write(tmp_path / "bad.gz", bad, good), store)
     assert [p.name for p in store.root.glob("[0-9a-f]*")] == [good["id"]]
     assert not list(tmp_path.rglob("evil*"))
