@@ -132,7 +132,7 @@ def transfer(
 
 def _refuse_too_many(frame: pl.DataFrame, hyperparameter: str) -> None:
     """Every parameterization is a panel, every shape a line in it, and every value a point."""
-    curves = [c for c in ("rules", "width", "depth") if c in frame.columns]
+    curves: list[str] = [c for c in ("rules", "width", "depth") if c in frame.columns]
     limits: dict[str, tuple[list[str], int]] = {"rules": (["rules"], MOST_RULES)}
     limits["shapes and rules"] = curves, MOST_CURVES
     limits["points"] = list(dict.fromkeys([*curves, hyperparameter])), MOST_POINTS

@@ -74,7 +74,7 @@ def _common(content: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "setting": Setting(*shapes, s["rules"], tuple((name, value) for name, value in s["values"]), s["seed"]),
         "scripts": tuple((name, digest) for name, digest in content["scripts"]),
-        "bar": tuple(Reading(**r) for r in content["bar"]),
+        "bar": tuple(Reading(float(r["step"]), float(r["loss"])) for r in content["bar"]),
     }
 
 
@@ -152,6 +152,8 @@ class Command(UserRun):
 
     @staticmethod
     def from_json(content: dict[str, Any]) -> "Command":
+        if not isinstance(content["folder"], str):
+            raise TypeError("its folder is not a name")
         return Command(**{**content, "source": Source(**content["source"]), **_common(content)})
 
     def words(self, folder: str) -> list[str]:

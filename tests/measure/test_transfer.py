@@ -10,6 +10,7 @@ from contextlib import nullcontext
 import numpy as np
 import polars as pl
 import pytest
+import torch
 
 from completep import transfer
 from completep.cli import main
@@ -519,3 +520,13 @@ def test_the_swept_column_by_its_name_in_the_file(tmp_path, capsys):
 def test_losses_too_small_for_a_share_of_them_are_refused():
     with pytest.raises(UserError, match="below 1e-100"):
         transfer(sweep().with_columns(loss=pl.lit(1e-300)))
+
+
+def test_a_sweep_is_judged_in_a_process_that_has_trained():
+    """Training flushes the smallest numbers to 0, the tolerance of a bisection among them."""
+    before = transfer(sweep()).to_json()
+    torch.set_flush_denormal(True)
+    try:
+        assert transfer(sweep()).to_json() == before
+    finally:
+        torch.set_flush_denormal(False)

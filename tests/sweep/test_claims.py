@@ -217,6 +217,9 @@ def changed(kind, **changes):
         (changed("command", template=5), "is not a task"),
         (changed("command", template="{zzz}"), "is not a task: 'zzz'"),
         (changed("command", ranks="many"), "is not a task"),
+        (changed("command", ranks=0), "is not a task: ranks=0"),
+        (changed("command", folder=5), "is not a task: its folder"),
+        (changed("command", bar=[{"step": 1, "loss": "x"}]), "is not a task"),
         (changed("command", setting=asdict(SETTING) | {"values": [["lr", math.inf]]}), "is not a task"),
     ],
 )
