@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 
 STATUSES = ("done", "diverged", "hopeless")  # a search stops hopeless tasks early
 LONGEST = 1e12  # seconds of a run
-LARGEST_LOSS = 1e300  # of a result; a run with a larger loss has diverged
+# Of a loss that is not 0. A run with a larger one has diverged. Of a smaller one, no share can be computed.
+SMALLEST_LOSS, LARGEST_LOSS = 1e-100, 1e300
 
 
 def _is_number(value: object, most: float = LARGEST_LOSS) -> bool:
@@ -14,14 +15,18 @@ def _is_number(value: object, most: float = LARGEST_LOSS) -> bool:
     return value is None or (isinstance(value, float) and 0 <= value <= most)
 
 
+def _is_loss(value: object) -> bool:
+    return _is_number(value) and not (isinstance(value, float) and 0 < value < SMALLEST_LOSS)
+
+
 # The fields of a result that reports use, and what they must be. All but the status may be absent, and a task of yours
 # may write others.
 FIELDS: dict[str, Callable[[object], bool]] = {
     "status": lambda value: value in STATUSES,
     "step": lambda value: isinstance(value, float) or _is_number(value),  # a script's own count
-    "train_loss": _is_number,
-    "validation_loss": _is_number,
-    "loss": _is_number,
+    "train_loss": _is_loss,
+    "validation_loss": _is_loss,
+    "loss": _is_loss,
     "tokens": _is_number,
     "seconds": lambda value: _is_number(value, LONGEST),
     "tokens_per_second": _is_number,

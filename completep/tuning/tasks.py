@@ -21,11 +21,10 @@ from completep.config import Shape, sealed
 from completep.errors import UserError
 from completep.files import create, last_lines, make_folder, remove_folder, write_new, write_over
 from completep.load import load_factory
-from completep.measure.sweeps import SMALLEST_LOSS
 from completep.sweep.child import run_child
 from completep.sweep.queue import register
 from completep.sweep.task import TaskError, Value
-from completep.train.checked import LARGEST_LOSS
+from completep.train.checked import LARGEST_LOSS, SMALLEST_LOSS
 from completep.tuning.hopeless import hopeless
 from completep.tuning.reading import STDERR, STDOUT, Reading, Source, Take, as_float, final_loss
 from completep.tuning.scripts import Hashes
