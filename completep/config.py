@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 BUILTIN = ("python", "torch")  # corpora that need no preparation: source code that is on the machine already
 LEAST_HEADS = 4  # of a model with ALiBi: a single head has the slope 1/256, so it hardly sees positions
+LONGEST_NAME = 4096  # characters; no file system has longer paths
 MOST = 2**31 - 1  # largest whole number in a run; a larger one would fail later, with a worse message
 
 MOST_EXPLAINED = 20_000  # entries and characters of a file; of a larger one, only the first problem is reported
@@ -200,6 +201,14 @@ class Data:
     source: str = "python"
     tokenizer: str = "bytes"  # for a built-in corpus; a prepared folder has its own
     sha256: str | None = None  # hash of the corpus; if it is set, other data is refused
+
+    def __post_init__(self) -> None:
+        for name in ("source", "tokenizer", "sha256"):
+            if len(getattr(self, name) or "") > LONGEST_NAME:
+                raise UserError(
+                    f"{name}={getattr(self, name)[:80]!r}… has {len(getattr(self, name))} characters",
+                    fix="give the name of a built-in corpus, or a folder that `completep prepare` wrote",
+                )
 
 
 @dataclass(frozen=True)

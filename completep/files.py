@@ -127,15 +127,17 @@ def fresh_folder(parent: Path, name: str) -> Path:
 
 def remove_folder(path: Path) -> None:
     """Remove a folder of ours, if it is there. A symbolic link itself is removed, never what it leads to."""
-    if path.is_symlink() or path.is_file():
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
         path.unlink()
     else:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def open_regular(path: "Path | str") -> BufferedReader:
-    """Open a file for reading. Anything but a regular file is an OSError, without waiting."""
-    descriptor = os.open(path, os.O_RDONLY | NO_WAIT)
+def open_regular(path: "Path | str", *, follow: bool = True) -> BufferedReader:
+    """Open a file for reading. Anything but a regular file is an OSError, without waiting; so is a link, if not
+    `follow`.
+    """
+    descriptor = os.open(path, os.O_RDONLY | (NO_WAIT if follow else SAFELY))
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
         return os.fdopen(descriptor, "rb")
@@ -145,9 +147,9 @@ def open_regular(path: "Path | str") -> BufferedReader:
     raise OSError(errno.EINVAL, "it is not a regular file", str(path))
 
 
-def read_bytes(path: "Path | str", most: int = SMALL) -> bytes:
-    """The content of a regular file. A file of more than `most` bytes is an OSError."""
-    with open_regular(path) as file:
+def read_bytes(path: "Path | str", most: int = SMALL, *, follow: bool = True) -> bytes:
+    """The content of a regular file. A file of more than `most` bytes is an OSError; so is a link, if not `follow`."""
+    with open_regular(path, follow=follow) as file:
         if os.fstat(file.fileno()).st_size > most:
             raise OSError(errno.EFBIG, f"it has more than {most} bytes", str(path))
         return file.read()

@@ -416,7 +416,8 @@ def _root(f: Callable[[float], float], low: float, high: float) -> float:
 
     if f(low) > 0 or not f(high) > 0:  # by rounding, at an end of the range
         return low if f(low) > 0 else high
-    return float(bisect(f, low, high, xtol=max((high - low) * 2.0**-50, np.finfo(float).tiny)))
+    # Training sets the processor to flush smaller numbers than 2^-1022 to 0, and bisect refuses a tolerance of 0.
+    return float(bisect(f, low, high, xtol=max((high - low) * 2.0**-50, 2.0**-1022)))
 
 
 def levels(losses: Floats) -> Floats:

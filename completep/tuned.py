@@ -11,6 +11,8 @@ from completep.files import read_text, write_over
 
 FORMAT = 1
 SMALLEST, LARGEST = 1e-100, 1e100  # of a value that is not 0, so that products of a few values stay finite
+# Settings that `plan` and `parametrize` take; others may also be words.
+NUMBERS = ("lr", "std", "eps", "beta1", "beta2", "tau", "weight_decay", "steps")
 MADE = "give a file that `completep tune` wrote"
 
 
@@ -94,4 +96,7 @@ def read_tuned(source: "TunedValues | Path | str") -> TunedValues:
     for key, number in numbers.items():
         if isinstance(number, (int, float)) and number and not SMALLEST <= abs(number) <= LARGEST:
             raise UserError(f"{name}: {key} is {str(number)[:20]}, not a number that a run can have", fix=MADE)
+        is_number = isinstance(number, (int, float)) and not isinstance(number, bool)
+        if not is_number and (key in NUMBERS or key.startswith("lr_of_") or not isinstance(number, str)):
+            raise UserError(f"{name}: {key} is {str(number)[:20]!r}, not a number", fix=MADE)
     return tuned

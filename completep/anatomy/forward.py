@@ -35,6 +35,9 @@ from completep.errors import UserError
 MULTIPLIES = (*PRODUCTS, "linear", "einsum", "mul", "__mul__", "__rmul__", "multiply")
 Place = tuple[str, str]  # what is multiplied there, and the name of the module or table
 LARGEST_CHECKED = 100_000_000  # parameters of a model that is copied and run as a whole
+# Blocks of such a model. When a graph with gradients is freed, torch recurses natively along it: at some 3,500 blocks
+# of the reference decoder, it runs out of an ordinary stack of 8 MB.
+DEEPEST_CHECKED = 1500
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,11 @@ def measure_forward(
 @recording()
 def make_bench(model: nn.Module, anatomy: Anatomy, example: Example | None) -> "Bench":
     """With a copy of the model, on the CPU."""
+    if (count := blocks_of(model, anatomy)) > DEEPEST_CHECKED:
+        raise UserError(
+            f"a model with {count} blocks is too deep to measure as a whole",
+            fix=f"use a model and a base with at most {DEEPEST_CHECKED} blocks",
+        )
     with on_cpu():
         return Bench(runnable(copied(model)), anatomy, example)
 
@@ -338,6 +346,12 @@ def _multiple(made: Tensor, product: Tensor) -> float:
     return float(made.flatten() @ product.flatten() / product.square().sum())
 
 
+def blocks_of(model: nn.Module, anatomy: Anatomy) -> int:
+    """How many blocks the deepest stack of the model has."""
+    names = [plain(name) for name, _ in model.named_modules()]
+    return max((stack.depth(names) for stack in anatomy.blocks), default=0)
+
+
 class OwnFactors:
     """The factors of a model and of its base. Each is measured when it is first needed, and only once."""
 
@@ -358,7 +372,8 @@ class OwnFactors:
     @property
     def is_whole(self) -> bool:
         """True if the model itself can be run, not only a reduced copy."""
-        return not on_meta(self.model) and size(self.model) <= LARGEST_CHECKED
+        small = not on_meta(self.model) and size(self.model) <= LARGEST_CHECKED
+        return small and blocks_of(self.model, self.anatomy) <= DEEPEST_CHECKED
 
     @cached_property
     def here_or_reduced(self) -> ForwardFactors | None:

@@ -36,7 +36,7 @@ from completep.cli.study import demo, report, study, study_pack, study_status, s
 from completep.cli.train import prepare, train
 from completep.cli.tune import tune, tune_status
 from completep.cli.worker import worker
-from completep.errors import UserError
+from completep.errors import UserError, shortened
 
 INTERNAL = 70  # EX_SOFTWARE of sysexits.h
 BROKEN_PIPE = 141  # what a shell reports of a program whose reader is gone
@@ -119,7 +119,7 @@ def _run(words: list[str]) -> int:
         if (name := " ".join(words[:count])) in COMMANDS:
             return run_command(COMMANDS[name], name, words[count:])
     if words and words[0] not in ("-h", "--help"):
-        close = difflib.get_close_matches(words[0], COMMANDS, 1)
+        close = difflib.get_close_matches(words[0][:80], COMMANDS, 1)
         fix = f"did you mean completep {close[0]}?" if close else "`completep --help` lists the commands"
         raise UserError(f"completep has no command {words[0]!r}", fix=fix)
     _show_overview()
@@ -141,8 +141,8 @@ def _show_overview() -> None:
 def _mistake(what: str, fix: str) -> int:
     from rich.text import Text
 
-    _complain(Text("error:", "red"), what)
-    _complain(Text("  fix:", "bold"), fix)
+    _complain(Text("error:", "red"), shortened(what))
+    _complain(Text("  fix:", "bold"), shortened(fix))
     return 2
 
 

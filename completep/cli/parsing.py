@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Callable
 from functools import wraps
 from inspect import cleandoc, signature
+from itertools import pairwise
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Literal, Union, get_args, get_origin, get_type_hints
@@ -13,16 +14,28 @@ from typing import Annotated, Literal, Union, get_args, get_origin, get_type_hin
 import tyro
 from tyro.conf import arg
 
+from completep.errors import UserError
+
 Command = Callable[..., int]
 CONTINUED = re.compile(r"\n {8,}")  # before the second line of an argument's help; tyro would keep the break
+EMPTY = re.compile(r"--[\w-]+=")
 PLACEHOLDERS = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}
 
 
 def run_command(command: Command, name: str, words: list[str]) -> int:
     """Call a command with arguments from these words. `--help` and words that it does not take raise SystemExit."""
+    refuse_empty(words)
     return tyro.cli(
         with_short_help(command), prog=f"completep {name}", description=Wrapped(description(command)), args=words
     )
+
+
+def refuse_empty(words: list[str]) -> None:
+    """An empty word would count as not given, or as the current folder: `--out "$FOLDER"` without such a variable."""
+    for before, word in pairwise(["", *words]):
+        if word == "" or EMPTY.fullmatch(word):
+            name = word.rstrip("=") or (before if before.startswith("--") else "argument")
+            raise UserError(f"{name}='' is empty", fix="give a value, or leave it out")
 
 
 def paragraphs(command: Command) -> list[str]:

@@ -20,6 +20,7 @@ from typing import IO
 UNREADABLE, TOO_LONG, TOO_MUCH = 3, 4, 5  # exit codes of the child
 STALLED = 120  # seconds without work after which the child gives up
 FIX = "check the file, or leave it out"
+ROWS, SLICE = 4096, 2**20  # rows whose lengths are looked at together, and bytes of text that are
 NULL = 2**64 - 1  # the length that stands for a row without text
 
 
@@ -84,25 +85,27 @@ def _received(pipe: IO[bytes], max_document: int) -> Iterator[str | None]:
 
 
 def _guard(budget: int) -> threading.Event:
-    """Until the event is set, end this process if it takes more memory than the budget, or does nothing for long.
+    """End this process if it takes more memory than the budget. Until the event is set, also if it does nothing for
+    long; after that, it may wait for the reader of its output.
 
     A memory limit of the system does not help: without memory, the threads of polars may wait for each other forever.
     """
-    done, page = threading.Event(), os.sysconf("SC_PAGE_SIZE")
+    unpacked, page = threading.Event(), os.sysconf("SC_PAGE_SIZE")
 
     def watch() -> None:
         worked, since = time.process_time(), time.monotonic()
-        while not done.wait(0.02):
+        while True:
+            time.sleep(0.02)
             if int(Path("/proc/self/statm").read_text().split()[1]) * page > budget:
                 os._exit(TOO_MUCH)
             if (now := time.process_time()) - worked > 1:
                 worked, since = now, time.monotonic()
-            if time.monotonic() - since > STALLED:
+            if not unpacked.is_set() and time.monotonic() - since > STALLED:
                 os._exit(TOO_MUCH)
 
     if Path("/proc/self/statm").exists():
         threading.Thread(target=watch, daemon=True).start()
-    return done
+    return unpacked
 
 
 def _describe(path: str) -> None:
@@ -114,29 +117,50 @@ def _describe(path: str) -> None:
     sys.stdout.flush()
 
 
-def _send(path: str, done: threading.Event, field: str, start: int, stop: int, max_document: int) -> None:
+def _send(path: str, unpacked: threading.Event, field: str, start: int, stop: int, max_document: int) -> None:
     import polars as pl
 
     out = sys.stdout.buffer
-    frame = pl.scan_parquet(path).select(field).slice(start, stop - start).collect()
-    done.set()
-    for i, text in enumerate(frame[field], start):
-        data = None if text is None else text.encode()
-        if data is not None and len(data) > max_document:
-            sys.stderr.write(f"row {i} has a document of {len(data)} bytes, more than the limit of {max_document}")
+    column = pl.scan_parquet(path).select(field).slice(start, stop - start).collect()[field]
+    unpacked.set()
+    for first in range(0, len(column), ROWS):
+        rows = column.slice(first, ROWS)
+        lengths = rows.str.len_bytes().to_list()
+        good = next((i for i, length in enumerate(lengths) if (length or 0) > max_document), len(lengths))
+        for i, count in _slices(lengths[:good]):
+            for text in rows.slice(i, count).to_list():
+                data = None if text is None else text.encode()
+                out.write(struct.pack("<Q", NULL if data is None else len(data)))
+                out.write(data or b"")
+        if good < len(lengths):
             out.flush()
+            what = f"row {start + first + good} has a document of {lengths[good]} bytes"
+            sys.stderr.write(f"{what}, more than the limit of {max_document}")
             sys.exit(TOO_LONG)
-        out.write(struct.pack("<Q", NULL if data is None else len(data)))
-        out.write(data or b"")
     out.flush()
+
+
+def _slices(lengths: "list[int | None]") -> Iterator[tuple[int, int]]:
+    """(first row, number of rows) of slices with few bytes; a long row is alone.
+
+    Equal rows may share one text until they are Python strings: a file of 2 KB can hold many rows of 20 MB.
+    """
+    first = total = 0
+    for i, length in enumerate(lengths):
+        if i > first and total + (length or 0) > SLICE:
+            yield first, i - first
+            first, total = i, 0
+        total += length or 0
+    if lengths:
+        yield first, len(lengths) - first
 
 
 def _read(path: str, budget: str, *words: str) -> None:
     """The child: the number of rows and the columns, or with further words the texts of some rows."""
-    done = _guard(int(budget))
+    unpacked = _guard(int(budget))
     try:
         if words:
-            _send(path, done, words[0], *(int(word) for word in words[1:]))
+            _send(path, unpacked, words[0], *(int(word) for word in words[1:]))
         else:
             _describe(path)
     except SystemExit:

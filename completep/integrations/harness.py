@@ -10,9 +10,10 @@ import logging
 import math
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -81,6 +82,7 @@ def as_lm(model: GPT, tokenizer: Tokenizer, longest: int) -> "TemplateLM":
             pairs: list[Pair] = [(tuple(begin) or (self.prefix_token_id,), tuple(end)) for _, begin, end in requests]
             scores = iter(score(model, [pair for pair in pairs if pair[1]], longest=longest))
             in_order = [next(scores) if end else Score(0.0, True) for _, end in pairs]
+            refuse_no_numbers(s.log_likelihood for s in in_order)
             return [(s.log_likelihood, s.greedy) for s in in_order]
 
         def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
@@ -95,6 +97,7 @@ def as_lm(model: GPT, tokenizer: Tokenizer, longest: int) -> "TemplateLM":
             totals = [0.0] * len(requests)
             for owner, scored in zip(owners, score(model, pairs, longest=longest), strict=True):
                 totals[owner] += scored.log_likelihood
+            refuse_no_numbers(totals)
             return totals
 
         def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
@@ -116,6 +119,13 @@ def as_lm(model: GPT, tokenizer: Tokenizer, longest: int) -> "TemplateLM":
             return generated
 
     return Decoder()
+
+
+def refuse_no_numbers(likelihoods: Iterable[float]) -> None:
+    """The harness would take the first of several NaNs for the most likely choice."""
+    if not all(map(math.isfinite, likelihoods)):
+        what = "the model's log-likelihoods are not finite numbers, so there is nothing to score"
+        raise UserError(what, fix="evaluate a run that did not diverge")
 
 
 @dataclass(frozen=True)
@@ -256,6 +266,8 @@ def evaluate(
         # These tasks are zero-shot by default. Bootstrapping is used only for perplexities, which are not reported.
         options = {"limit": limit, "bootstrap_iters": 10, "log_samples": False, "verbosity": "ERROR"}
         metrics = {task: metric_of(task, loaded["tasks"][task]) for task in tasks}
+        for task in tasks if data is not None else ():
+            refuse_answers(task, loaded["tasks"][task], limit)
         with quietly():
             answer = lm_eval.evaluate(lm=lm, task_dict=loaded, **options)
     scores, items = {}, {}
@@ -266,6 +278,17 @@ def evaluate(
         scores[task] = (100 * float(result[f"{metric},none"]), stderr)
         items[task] = int(answer["n-samples"][task]["effective"])
     return Evaluation(name, scores, metrics, items)
+
+
+def refuse_answers(name: str, task: Any, limit: int | None) -> None:
+    """Refuse an item whose right answer is none of its choices: the harness would count from the last choice."""
+    if task.OUTPUT_TYPE != "multiple_choice":
+        return
+    for i, item in enumerate(islice(task.eval_docs, limit)):
+        answer, choices = task.doc_to_target(item), task.doc_to_choice(item)
+        if isinstance(answer, int) and not 0 <= answer < len(choices):
+            what = f"item {i + 1} of {name} has the answer {answer}, but choices 0 to {len(choices) - 1}"
+            raise UserError(what, fix="correct the item or leave it out")
 
 
 def metric_of(name: str, task: Any) -> str:

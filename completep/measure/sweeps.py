@@ -16,6 +16,8 @@ from completep.files import open_regular
 HYPERPARAMETERS = ("lr", "std", "eps", "weight_decay")
 LARGEST = 2**53  # beyond, a float is not every whole number
 MOST_BYTES, MOST_COLUMNS = 2**28, 10_000  # of a CSV
+SMALLEST_LOSS = 1e-100
+LONGEST = 1000  # characters of the name of a column or of rules
 PACKED = (b"\x1f\x8b", b"\x78\x01", b"\x78\x9c", b"\x78\xda", b"\x28\xb5\x2f\xfd")  # gzip, zlib, zstd
 RESERVED = ("rules", "width", "depth", "seed", "loss")
 # What other people call them, for suggestions.
@@ -50,6 +52,9 @@ def read_sweep(path: Path, names: Mapping[str, str] | None = None) -> pl.DataFra
     repeated = sorted(n for n, count in Counter(plain).items() if count > 1)
     if len(plain) > MOST_COLUMNS:
         raise UserError(f"{path} has {len(plain)} columns", fix=f"give at most {MOST_COLUMNS} columns")
+    if long := [name for name in plain if len(name) > LONGEST]:
+        what = f"{path} has a column whose name has {len(long[0])} characters: {long[0][:40]!r}…"
+        raise UserError(what, fix=f"give names of at most {LONGEST} characters")
     if repeated or frame.is_empty():
         what = f"several columns called {repeated[0]!r}" if repeated else "no rows"
         raise UserError(f"{path} has {what}", fix="give one column of each name, and a line for each run")
@@ -65,7 +70,11 @@ def read_sweep(path: Path, names: Mapping[str, str] | None = None) -> pl.DataFra
             good &= (cast[column] >= 1).fill_null(False)
         _refuse_rows(path, frame, column, good, "a whole number" + ("" if column == "seed" else " of at least 1"))
         cast = cast.with_columns(pl.col(column).cast(pl.Int64))
-    return cast.with_columns(pl.col("rules").fill_null("none")) if "rules" in frame.columns else cast
+    if "rules" in frame.columns:
+        short = (frame["rules"].str.len_chars() <= LONGEST).fill_null(True)
+        _refuse_rows(path, frame, "rules", short, f"a name of at most {LONGEST} characters")
+        return cast.with_columns(pl.col("rules").fill_null("none"))
+    return cast
 
 
 def _refuse_size(path: Path) -> None:
@@ -125,6 +134,9 @@ def find_hyperparameter(frame: pl.DataFrame, wanted: str | None) -> str:
     """The column that was swept."""
     if wanted is not None:
         if wanted not in frame.columns:
+            same = [c for c in frame.columns if c.strip().lower() == wanted.strip().lower()]
+            if len(same) == 1:  # the names of a file are read in lower case
+                return same[0]
             close = difflib.get_close_matches(wanted, frame.columns, 1)
             hint = close[0] if close else next((c for c in frame.columns if c not in RESERVED), "lr")
             raise UserError(f"no column {wanted!r}; {listing(frame)}", fix=f"name one of them: {hint}, for instance")
@@ -162,8 +174,11 @@ def usable(frame: pl.DataFrame, hyperparameter: str) -> pl.DataFrame:
     frame = frame.with_columns(pl.col("rules").cast(pl.String).fill_null("none"))
     if frame[hyperparameter].null_count():
         raise UserError(f"some values of {hyperparameter} are not numbers", fix="write them as 0.0039 or 3.9e-3")
-    if (frame["loss"].fill_nan(1.0) <= 0).any():
-        raise UserError("some losses are not above 0: regret is a share of the loss", fix="give cross-entropies")
+    if (frame["loss"].fill_nan(1.0) < SMALLEST_LOSS).any():
+        raise UserError(
+            f"some losses are not above 0, or below {SMALLEST_LOSS:g}: regret is a share of the loss",
+            fix="give cross-entropies",
+        )
     _refuse_mixtures(frame, hyperparameter)
     return frame
 

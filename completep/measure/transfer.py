@@ -8,6 +8,7 @@ from pathlib import Path
 import polars as pl
 
 from completep.config import Shape, as_shape
+from completep.errors import UserError
 from completep.measure.curves import Deeper, Transfer, judge_transfer
 from completep.measure.figures import transfer_figure
 from completep.measure.sweeps import HYPERPARAMETERS, complete, find_hyperparameter, named, read_sweep
@@ -23,6 +24,8 @@ DEEPER: Mapping[Deeper | None, str] = {
     "unclear": "; whether deeper is better at the transferred value cannot be told from the noise",
     None: "",
 }
+
+MOST_RULES, MOST_CURVES, MOST_POINTS = 50, 1000, 50_000  # of one sweep
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -122,4 +125,20 @@ def transfer(
     swept = [role for role in HYPERPARAMETERS if role in given]
     wanted = hyperparameter or (swept[0] if len(swept) == 1 else None)
     start = None if base is None else as_shape(base)
-    return TransferCheck(frame, tuple(judge_transfer(frame, find_hyperparameter(frame, wanted), start)))
+    name = find_hyperparameter(frame, wanted)
+    _refuse_too_many(frame, name)
+    return TransferCheck(frame, tuple(judge_transfer(frame, name, start)))
+
+
+def _refuse_too_many(frame: pl.DataFrame, hyperparameter: str) -> None:
+    """Every parameterization is a panel, every shape a line in it, and every value a point."""
+    curves: list[str] = [c for c in ("rules", "width", "depth") if c in frame.columns]
+    limits: dict[str, tuple[list[str], int]] = {"rules": (["rules"], MOST_RULES)}
+    limits["shapes and rules"] = curves, MOST_CURVES
+    limits["points"] = list(dict.fromkeys([*curves, hyperparameter])), MOST_POINTS
+    for what, (columns, most) in limits.items():
+        if set(columns) <= set(frame.columns) and (count := frame.select(columns).n_unique()) > most:
+            raise UserError(
+                f"the sweep has {count} different {what} ({', '.join(columns)}), more than {most}",
+                fix=f"leave out runs; or name another column of the file: {columns[0]}='COLUMN'",
+            )

@@ -108,9 +108,12 @@ class Figure:
 
         Vega draws text as text. altair has validated the panels as they were made.
         """
+        import altair as alt
+
         from completep.report.escape import harmless
 
-        return [harmless(cast(Json, strict(panel.to_dict(validate=False)))) for panel in self.panels]
+        with alt.data_transformers.disable_max_rows():  # altair would refuse a panel with more than 5000 points
+            return [harmless(cast(Json, strict(panel.to_dict(validate=False)))) for panel in self.panels]
 
 
 Part = Verdict | Text | Code | Facts | Table | Figure

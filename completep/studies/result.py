@@ -274,9 +274,7 @@ class StudyList(Result):
     slug = "studies"
 
     def document(self) -> Document:
-        rows: list[dict[str, Cell]] = [
-            {"name": s.name, "question": s.question, "claim": s.claim} for s in self.studies
-        ]
+        rows: list[dict[str, Cell]] = [{"name": s.name, "question": s.question, "claim": s.claim} for s in self.studies]
         return Document("Studies", (Table.of("completep study NAME", rows),))
 
     def _fields(self) -> Json:

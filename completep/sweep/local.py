@@ -10,13 +10,13 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 
 from completep.errors import UserError
-from completep.files import append, last_lines
+from completep.files import append, last_lines, make_folder
 from completep.sweep.devices import available_memory, device_count, device_groups
 from completep.sweep.engine import Ended, attempt
 from completep.sweep.store import Store
 from completep.sweep.task import Task, TaskError
 
-ELSEWHERE, STOPPED = 3, 4  # exit codes of a task's process
+ELSEWHERE, STOPPED, NO_FOLDER = 3, 4, 5  # exit codes of a task's process
 SHARE = 0.8  # of the free memory is used for tasks
 
 
@@ -66,7 +66,10 @@ class Local:
             process.join()
             task = self.running.pop(process)
             self.free_seats.append(self.seats.pop(process))
-            ended.append(Ended(task, process.exitcode == ELSEWHERE, last_lines(self.store.folder(task) / "log.txt")))
+            folder = self.store.folder(task)
+            unusable = f"{folder} is not a folder that a run can write to: remove it, or move it away"
+            detail = unusable if process.exitcode == NO_FOLDER else last_lines(folder / "log.txt")
+            ended.append(Ended(task, process.exitcode == ELSEWHERE, detail))
         return ended
 
     def stop(self) -> None:
@@ -104,8 +107,13 @@ def work(store: Store, task: Task, devices: str | None) -> None:
     if devices is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = devices
     folder = store.folder(task)
-    folder.mkdir(parents=True, exist_ok=True)
-    log = append(folder / "log.txt")
+    try:
+        make_folder(folder)
+        if folder.is_symlink():  # planted: the files of the run would go elsewhere
+            raise NotADirectoryError
+        log = append(folder / "log.txt")
+    except (OSError, UserError):
+        sys.exit(NO_FOLDER)
     os.dup2(log, 1)
     os.dup2(log, 2)
     try:

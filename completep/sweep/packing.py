@@ -5,9 +5,11 @@ may come from somebody else: each run is checked against its name and its digest
 the store has already are not changed.
 """
 
+import errno
 import gzip
 import hashlib
 import json
+import os
 import re
 import zlib
 from collections.abc import Iterator
@@ -16,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from completep.config import run_from_json, run_id, structure, unsealed
-from completep.errors import UserError
-from completep.files import open_regular, read_text, remove_folder, write_new
-from completep.sweep.store import RESULT, Store, check_result
+from completep.errors import UserError, some
+from completep.files import open_regular, read_bytes, remove_folder, write_new
+from completep.sweep.store import RESULT, Store
+from completep.train.checked import check_result
 from completep.train.folder import METRICS, RUN
 from completep.train.records import Result, parse_record
 
@@ -26,6 +29,7 @@ FORMAT = "completep results 1"
 MOST = 64 * 2**20  # characters of one run; a longer line is not from `pack`
 EVALUATION = re.compile(r"evaluations/[\w.-]{1,100}\.json")
 ID = re.compile(r"[0-9a-f]{12}")
+DAMAGE = (ValueError, KeyError, TypeError, RecursionError)  # what _checked raises
 
 
 @dataclass(frozen=True)
@@ -37,38 +41,79 @@ class Unpacked:
 
 
 def pack(store: Store, path: Path) -> int:
-    """Write the finished training runs of a store to a new file. Returns their number."""
+    """Write the finished training runs of a store to a new file. Returns their number.
+
+    The store may come from somebody else: no link is followed, and each run is checked as `unpack` checks it.
+    """
     store.look()
     folders = sorted(f.parent for f in store.root.glob(f"*/{RESULT}") if ID.fullmatch(f.parent.name))
-    lines = [json.dumps({"id": f.name, "files": _files(f)}) for f in folders if (f / RUN).exists()]
+    lines, damaged = [], []
+    for folder in folders:
+        try:
+            if os.path.lexists(folder / RUN):
+                lines.append(_packed(folder))
+        except (OSError, *DAMAGE) as error:
+            damaged.append(f"{folder.name} ({_reason(error)})")
+    if damaged:
+        raise UserError(
+            f"{store.root} has damaged runs: {some(damaged, 3)}",
+            fix="restore their files, or move these folders out of the store and run the study again",
+        )
     if not lines:
         raise UserError(f"{store.root} has no finished training runs", fix="run a study first, or name another folder")
     write_new(path, gzip.compress("\n".join([FORMAT, *lines, ""]).encode(), mtime=0))
     return len(lines)
 
 
+def _packed(folder: Path) -> str:
+    """The line of a run, if `unpack` takes it."""
+    entry = {"id": folder.name, "files": _files(folder)}
+    _checked(entry)
+    if len(line := json.dumps(entry)) >= MOST:
+        raise ValueError(f"its files have more than {MOST} characters")
+    return line
+
+
 def _files(folder: Path) -> dict[str, str]:
-    """Name → content of the small text files of a run."""
+    """Name → content of the small text files of a run. A link is an OSError: it may lead to any file of yours."""
+    for place in (folder, folder / "evaluations"):
+        if place.is_symlink():
+            raise OSError(errno.ELOOP, f"{place.name} is a link", str(place))
     evaluations = sorted(str(p.relative_to(folder)) for p in folder.glob("evaluations/*.json"))
     names = [RUN, METRICS, *filter(EVALUATION.fullmatch, evaluations), RESULT]
-    return {name: read_text(folder / name, MOST) for name in names if (folder / name).exists()}
+    return {
+        name: read_bytes(folder / name, MOST, follow=False).decode() for name in names if os.path.lexists(folder / name)
+    }
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError):
+        name = Path(os.fsdecode(error.filename or "a file")).name
+        return f"{name} is a link" if error.errno == errno.ELOOP else f"{name}: {error.strerror}"
+    return error.what if isinstance(error, UserError) else str(error)
 
 
 def unpack(path: Path, store: Store) -> Unpacked:
-    """Add the runs of a file that `pack` wrote to a store."""
+    """Add the runs of a file that `pack` wrote to a store. A damaged run does not keep out the others."""
     store.open()
     new = known = 0
+    damaged: list[str] = []
     for number, line in enumerate(_lines(path), 1):
         try:
             name, files = _checked(json.loads(line))
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            reason = error.what if isinstance(error, UserError) else str(error)
-            raise UserError(f"{path}: run {number} is damaged: {reason}", fix="pack the store again") from error
+        except DAMAGE as error:
+            damaged.append(f"run {number} is damaged: {_reason(error)}")
+            continue
         if (store.root / name).exists():
             known += 1
         else:
             _write(store.root / name, files)
             new += 1
+    if damaged:
+        what = (
+            f"{path}: {some(damaged, 3)}; of the others, {new} are new in {store.root} and {known} were there already"
+        )
+        raise UserError(what, fix="pack the store again, if you need the damaged runs")
     return Unpacked(new, known)
 
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar, cast
 
+from completep.config import whole
 from completep.errors import UserError
 from completep.files import make_folder, read_text, write_over
 from completep.sweep.store import Store
@@ -77,12 +78,15 @@ def read_task(path: Path) -> Task:
     try:
         content = json.loads(read_text(path))
         task = KINDS[content["kind"]].from_json(content["task"])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        if isinstance(error, UserError):
+        whole("ranks", task.ranks)
+        name, _ = task.id, (task.cost + task.memory(), task.describe())  # what does not fit fails here
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ArithmeticError) as error:
+        if isinstance(error, UserError) and str(path) in error.what:
             raise
-        raise UserError(f"{path} is not a task: {error}", fix="remove it, and run the same command again") from error
-    if task.id != path.stem:
-        raise UserError(f"{path} holds another task ({task.id})", fix="remove it, and run the same command again")
+        reason = error.what if isinstance(error, UserError) else error
+        raise UserError(f"{path} is not a task: {reason}", fix="remove it, and run the same command again") from error
+    if name != path.stem:
+        raise UserError(f"{path} holds another task ({name})", fix="remove it, and run the same command again")
     return task
 
 

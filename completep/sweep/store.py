@@ -6,7 +6,7 @@ So each task is done once. A process claims the task that it works on (claims.py
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,35 +21,12 @@ from completep.errors import UserError
 from completep.files import make_folder, read_bytes, read_text, write_new, write_over
 from completep.sweep.claims import Kind, claim, claims_for, is_claimed
 from completep.sweep.task import Named, Task, Trial, Value
+from completep.train.checked import FIELDS, check_result
 
 FORMAT = 1  # of a store's folders; another one is refused
 MANIFEST, INDEX, RESULT = "store.json", ".index", "result.json"
-STATUSES = ("done", "diverged", "hopeless")  # a search stops hopeless tasks early
 MOST_BYTES = 2**30  # of an index
-LONGEST = 1e12  # seconds of a run
 Result = dict[str, Value | None]
-
-
-def _is_number(value: object, most: float = 1e300) -> bool:
-    """Finite, not negative, and small enough to calculate with; or absent."""
-    if isinstance(value, int):
-        return not isinstance(value, bool) and 0 <= value < 2**63
-    return value is None or (isinstance(value, float) and 0 <= value <= most)
-
-
-# The fields of a result that reports use, and what they must be. All but the status may be absent, and a task of yours
-# may write others.
-FIELDS: dict[str, Callable[[object], bool]] = {
-    "status": lambda value: value in STATUSES,
-    "step": lambda value: isinstance(value, float) or _is_number(value),  # a script's own count
-    "train_loss": _is_number,
-    "validation_loss": _is_number,
-    "loss": _is_number,
-    "tokens": _is_number,
-    "seconds": lambda value: _is_number(value, LONGEST),
-    "tokens_per_second": _is_number,
-    "data_sha256": lambda value: isinstance(value, str),
-}
 
 
 @dataclass(frozen=True)
@@ -233,21 +210,6 @@ def parse_result(text: "str | bytes", path: Path) -> Result:
         fix = f"remove the folder {path.parent}, and run the same command again"
         raise UserError(f"{path} is damaged: {error}", fix=fix) from error
     return content
-
-
-def check_result(content: Mapping[str, object]) -> None:
-    """Refuse the content of a result.json that no task writes, with a ValueError."""
-    if "status" not in content:
-        raise ValueError("it has no status")
-    for name, fits in FIELDS.items():
-        if name in content and not fits(content[name]):
-            raise ValueError(f"its {name} is {_short(content[name])}")
-
-
-def _short(value: object) -> str:
-    if isinstance(value, int) and value >= 2**63:
-        return "too large"
-    return f"{value!r:.40}"
 
 
 def _columns(result: Result, labels: Mapping[str, Value]) -> Result:

@@ -41,11 +41,13 @@ class Worker:
         """Work until the queue is empty for a while. Returns the number of tasks that this worker did."""
         done, last = 0, time.monotonic()
         with self._signals():
-            while not self.signals and time.monotonic() - last < self.idle:
+            while not self.signals:
                 did = sum(self._do(task) for task in self._open_tasks())
                 done += did
                 if did or any(True for _ in asked(self.store)):  # another worker has a task, and it may die
                     last = time.monotonic()
+                elif time.monotonic() - last >= self.idle:
+                    break
                 time.sleep(0 if did else POLL)
         if signal.SIGUSR1 in self.signals:
             requeue(self.tell)

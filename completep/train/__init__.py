@@ -10,6 +10,7 @@ In reading order:
     loop.py          train(run, folder): the linear training loop
     schedule.py      step → learning-rate factor
     records.py       metrics.jsonl and the result, as typed records
+    checked.py       what a result.json may hold
     checkpoint.py    checkpoints: written completely or not at all, verified before use, without pickles
     distributed.py   ranks, DDP and FSDP2
     speed.py         allocator settings, compilation, peak FLOP/s

@@ -72,4 +72,8 @@ def load_exported(folder: Path) -> GPT:
     if missing_keys or keys.unexpected_keys:
         wrong = some(sorted([*missing_keys, *keys.unexpected_keys]), 3)
         raise UserError(f"{path} does not fit the model in {CONFIG}: {wrong}", fix=fix)
-    return model.to(torch.float32)
+    model = model.to(torch.float32)
+    broken = [name for name, p in model.named_parameters() if not p.isfinite().all()]
+    if broken:
+        raise UserError(f"{path} has weights that are not finite: {some(broken, 3)}", fix=fix)
+    return model

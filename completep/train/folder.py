@@ -10,6 +10,7 @@ from typing import Any
 from completep.config import BUILTIN, Run, plain, run_from_json, run_id, sealed, structure, unsealed
 from completep.errors import UserError, some
 from completep.files import lock, make_folder, read_text, sha256_of, write_new
+from completep.train.checked import check_result
 from completep.train.records import Result
 
 RUN, RESULT, METRICS, CHECKPOINTS = "run.json", "result.json", "metrics.jsonl", "checkpoints"
@@ -53,7 +54,10 @@ def claim(folder: Path, run: Run) -> None:
             )
         write_new(path, sealed(plain(portable(run, folder))))
         return
-    old = read_run(path)
+    try:
+        old = read_run(path)
+    except UserError as error:
+        raise UserError(error.what, fix=f"restore {path}, or remove the folder {folder}") from error
     if run_id(old) != run_id(run):
         raise UserError(
             f"{folder} contains another run: {some(list(differences(old, run)), 8)}",
@@ -92,11 +96,14 @@ def write_result(folder: Path, result: Result) -> None:
 def read_result(folder: Path) -> Result | None:
     """The result of a run that is done or diverged. Its files are checked by `check_files`."""
     path = folder / RESULT
+    if path.is_symlink() and not path.exists():  # found out when the result is written, the whole run would be lost
+        raise UserError(f"{path} is a link to a file that does not exist", fix=f"remove {path}")
     if not path.exists():
         return None
     again = f"delete {path}, and run the same command again"
     try:
         content = unsealed(read_text(path), or_plain=True)
+        check_result(content)
     except UserError:
         raise
     except ValueError as error:

@@ -39,6 +39,7 @@ from completep.train.settings import How, open_corpus
 from completep.train.speed import total_memory
 
 EVALUATED = 4096  # tokens
+MOST_BASE_WIDTH, MOST_BASE_DEPTH = 2**17, 512  # of the model that was tuned
 
 
 def quiet(_: object) -> None:
@@ -57,6 +58,7 @@ def train(
     speed.tune_process()
     world = join(how.parallel)
     check_lr_of(run.hyperparameters.lr_of, decoder_roles(run.model))
+    require_small_base(run)
     corpus = open_corpus(run.data)
     run = replace(run, data=replace(run.data, sha256=corpus.sha256))
     if (done := finished(folder, run)) is not None:
@@ -124,7 +126,7 @@ def train_claimed(
 
     status: Status = "done"
     # If the run was interrupted after its last step, before its result was written, the metrics have the last loss.
-    last_loss = metrics.last_loss()
+    last_loss = metrics.loss_at(start) if start else None
     validation_loss: float | None = None
     began = clock = time.perf_counter()
     step = logged = start
@@ -244,6 +246,17 @@ def require_memory(run: Run, how: How, world: World) -> None:
         raise UserError(
             f"this run needs about {needed / 1e9:,.0f} GB, and this machine has {total / 1e9:,.0f} GB",
             fix="use a smaller shape, or a smaller micro-batch",
+        )
+
+
+def require_small_base(run: Run) -> None:
+    """Refuse a base that nobody tuned at: it is built too, on the meta device and, if it is small, for real."""
+    shape = run.base
+    if shape.depth > MOST_BASE_DEPTH or shape.width > MOST_BASE_WIDTH:
+        most = f"{MOST_BASE_WIDTH} × {MOST_BASE_DEPTH}"
+        raise UserError(
+            f"the base is {shape.width} × {shape.depth} (width × depth), larger than {most}",
+            fix="give the width and depth of the small model that you tuned, such as --base-shape 256 2",
         )
 
 

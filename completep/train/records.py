@@ -86,11 +86,11 @@ class Metrics:
             content = file.read()
         return Mark(len(content), hashlib.sha256(content).hexdigest())
 
-    def last_loss(self) -> float | None:
-        """The last recorded training loss."""
+    def loss_at(self, step: int) -> float | None:
+        """The recorded training loss of a step; None if it was not recorded, or its line is damaged."""
         if not self.path.exists():
             return None
-        return next((r.loss for r in reversed(list(read_metrics(self.path))) if r.kind == "step"), None)
+        return next((r.loss for r in read_metrics(self.path) if r.kind == "step" and r.step == step), None)
 
     def rewind(self, mark: Mark, step: int) -> bool:
         """Drop what was recorded after a mark; the resumed run writes it again. False if what came before has changed.

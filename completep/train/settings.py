@@ -67,6 +67,9 @@ def make_run(
         "width": width, "depth": depth, "head_size": head_size, "tokens": tokens, "batch": batch, "sequence": sequence,
         "rules": rules, "base": base, "lr": lr, "std": std, "tau": tau,
     }  # fmt: skip
+    for name, word in (("data", data), ("tokenizer", tokenizer)):
+        if word == "":
+            raise UserError(f"{name} is empty", fix=f"give a value, or leave {name} out")
     given = [name for name, value in named.items() if value is not None]
     if path is not None and given:
         raise UserError(

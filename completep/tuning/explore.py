@@ -196,7 +196,8 @@ class Explore:
         new = [p for p in dict.fromkeys(places) if p not in self.losses]
         self.losses |= self._losses_of(engine, new, 0)
         for i, d in enumerate(self.dimensions):
-            self._refuse_ignored(i, d)
+            if not self.failed:  # what a failure leaves over says nothing
+                self._refuse_ignored(i, d)
 
     def _refuse_ignored(self, i: int, d: Dimension) -> None:
         """Refuse a dimension that the script ignores: points that differ only in it have the same loss."""

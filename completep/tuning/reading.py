@@ -51,6 +51,8 @@ class Source:
 
     @staticmethod
     def parse(text: str) -> "Source":
+        if "\0" in text:
+            raise UserError(f"loss={text!r} has a NUL character", fix=EXAMPLE)
         if match := FILE.fullmatch(text):
             kind: Kind = "json" if match["kind"] == "json" else "csv" if match["kind"] == "csv" else "jsonl"
             return Source(kind, match["place"], match["key"])
@@ -129,7 +131,7 @@ def _pattern(text: str) -> "re.Pattern[str]":
 
 def _number(source: Source, raw: object) -> float:
     if isinstance(raw, (int, float)) and not isinstance(raw, bool):
-        return float(raw)
+        return as_float(raw)
     try:
         if isinstance(raw, str) and (source.kind in ("csv", "output") or not math.isfinite(float(raw))):
             return float(raw)
@@ -137,6 +139,14 @@ def _number(source: Source, raw: object) -> float:
         pass
     kind = "the text " if isinstance(raw, str) else ""
     raise TaskError(f"the loss {source.key!r} is {kind}{str(raw)[:40]!r}, not a number ({source.place or 'output'})")
+
+
+def as_float(value: float) -> float:
+    """A whole number may be larger than every float: a run with such a loss has diverged."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def _text(path: str | Path) -> str:
@@ -200,11 +210,18 @@ def step_of(record: Mapping[str, object]) -> float | None:
 def _csv(source: Source, output: Path, final: bool) -> Found:
     text = _text(source.place)
     whole = text if final else text[: text.rfind("\n") + 1]
-    for i, row in enumerate(csv.DictReader(io.StringIO(whole))):
+    for i, row in enumerate(_rows(whole, source.place)):
         value = row.get(source.key)
         if value is not None and value.strip():
             step = step_of({k: v for k, v in row.items() if isinstance(k, str)})
             yield (i if step is None else step), value.strip()
+
+
+def _rows(text: str, place: str) -> Iterator[dict[str, str]]:
+    try:
+        yield from csv.DictReader(io.StringIO(text))
+    except csv.Error as error:  # a field that is too long, for instance
+        raise TaskError(f"{place} cannot be read as CSV: {error}") from error
 
 
 def _output(source: Source, output: Path, final: bool) -> Found:
@@ -248,5 +265,5 @@ def known_keys(source: Source) -> list[str]:
             return list(dict.fromkeys(key for r in records if isinstance(r, dict) for key in r))
         content = json.loads(_text(source.place)) if source.kind == "json" else {}
         return list(content) if isinstance(content, dict) else []
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError, csv.Error):
         return []

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from completep.config import Shape
 from completep.errors import UserError
-from completep.sweep.search import Bracketing, Runner, next_values
+from completep.sweep.search import Bracketing, Losses, Runner, next_values
 from completep.sweep.task import Task, Trial, Value
 from completep.tuning.ignored import refuse_ignored, refuse_ignored_seeds, refuse_ignored_shapes
 from completep.tuning.precision import WIDEST, Advice, Design
@@ -60,7 +60,8 @@ class Staged:
         for shape in larger:
             for d in self.dimensions:
                 self._walk(engine, d, shape)
-        refuse_ignored_shapes(engine, self.done)
+        if not self.failed:
+            refuse_ignored_shapes(engine, self.done)
         self._refine(engine, self.shapes)
         self.done = list({(t.task.id, tuple(t.point.items())): t for t in self.done}.values())
         return self.done, list({task.id: task for task in self.failed}.values())
@@ -90,22 +91,30 @@ class Staged:
         if not d.bracketed:
             return self._all(engine, d, trials)
         values = [d.place(v) for v in d.values]
-        walker = Bracketing(engine, d.name, values, on_round=lambda losses: refuse_ignored(d, losses))
+        walker = Bracketing(engine, d.name, values, lambda losses: self._refuse_ignored(engine, d, trials, losses))
         best = walker.walk(trials, d.place(self.point[d.name]))
         self._note(engine, walker.done, walker.failed)
         return d.near(best)
+
+    def _refuse_ignored(self, engine: Runner, d: Dimension, trials: Sequence[Trial], losses: Losses) -> None:
+        """Only if no run has failed: what a failure leaves over says nothing."""
+        asked = {t.task.id: t.task for t in trials if t.point.number(d.name) in losses}
+        if not self.failed and asked.keys() <= engine.store.results(asked.values()).keys():
+            refuse_ignored(d, losses)
 
     def _all(self, engine: Runner, d: Dimension, trials: Sequence[Trial]) -> Value:
         failed = engine.run([t.task for t in trials])
         self._note(engine, trials, failed)
         losses = mean_losses(engine, trials, d)
-        refuse_ignored(d, losses)
+        if not self.failed:  # what a failure leaves over says nothing
+            refuse_ignored(d, losses)
         return d.near(min(losses, key=lambda place: (losses[place], place)))
 
     def _note(self, engine: Runner, trials: Sequence[Trial], failed: Sequence[Task]) -> None:
         self.done += trials
         self.failed += failed
-        refuse_ignored_seeds(engine, trials)
+        if not self.failed:
+            refuse_ignored_seeds(engine, trials)
 
     def line(self, d: Dimension, shape: Shape, seeds: range) -> list[Trial]:
         """Every trial along one dimension, with the other dimensions at the point."""

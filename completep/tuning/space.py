@@ -21,6 +21,7 @@ from completep.units import parse_number, power
 Kind = Literal["octaves", "linear", "choice"]
 EXAMPLE = "write NAME=2^-10..2^-5, NAME=0..0.3:linear:0.1 or NAME=VALUE,VALUE"
 MOST = 1000  # values of one dimension; more is a typing mistake
+SMALLEST_SIZE, LARGEST_SIZE = 1e-100, 1e100  # as in tuned.json, so that products and ratios of values stay finite
 LARGEST = 2**53  # up to here, a float holds every whole number
 STEPS = 5  # values of a linear range without a step
 # Names that a template or a trial has already; no dimension can be called like this.
@@ -130,10 +131,12 @@ def parse_dimension(name: str, values: "str | Sequence[Value]") -> Dimension:
 
 
 def is_value(value: object) -> bool:
-    """A word or a finite number."""
+    """A word or a finite number. No argument of a command can have a NUL character."""
     if isinstance(value, int):
         return not isinstance(value, bool) and abs(value) <= LARGEST
-    return isinstance(value, str) or (isinstance(value, float) and math.isfinite(value))
+    if isinstance(value, str):
+        return "\0" not in value
+    return isinstance(value, float) and math.isfinite(value)
 
 
 def check_name(name: str) -> None:
@@ -150,6 +153,11 @@ def _several(name: str, dimension: Dimension) -> Dimension:
     for value in values:
         if not is_value(value):
             raise UserError(f"{name}={value!r} is not a finite number or a word", fix=EXAMPLE)
+        if not isinstance(value, str) and value and not SMALLEST_SIZE <= abs(value) <= LARGEST_SIZE:
+            raise UserError(
+                f"{name}={value!r} is not a value that a run can have",
+                fix=f"give 0, or numbers from {SMALLEST_SIZE:g} to {LARGEST_SIZE:g}",
+            )
     if dimension.ordered:
         values = tuple(sorted(values))
     if len(values) < 2:
@@ -174,6 +182,8 @@ def _value(text: str) -> Value:
 def _range(name: str, text: str, low: str, rest: str) -> Dimension:
     high, *options = rest.split(":")
     first, last = parse_number(low, name), parse_number(high, name)
+    if max(abs(first), abs(last)) > LARGEST_SIZE:
+        raise UserError(f"{name}={text!r} has no values that a run can have", fix=f"stay below {LARGEST_SIZE:g}")
     kind: Kind = "octaves"
     if options and options[0].strip() in ("linear", "octaves"):
         kind = "linear" if options.pop(0).strip() == "linear" else "octaves"

@@ -9,7 +9,6 @@ import hashlib
 import json
 import math
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -20,13 +19,14 @@ from typing import Any, ClassVar
 
 from completep.config import Shape, sealed
 from completep.errors import UserError
-from completep.files import create, last_lines, make_folder, write_new, write_over
+from completep.files import create, last_lines, make_folder, remove_folder, write_new, write_over
 from completep.load import load_factory
 from completep.sweep.child import run_child
 from completep.sweep.queue import register
 from completep.sweep.task import TaskError, Value
+from completep.train.checked import LARGEST_LOSS, SMALLEST_LOSS
 from completep.tuning.hopeless import hopeless
-from completep.tuning.reading import STDERR, STDOUT, Reading, Source, Take, final_loss
+from completep.tuning.reading import STDERR, STDOUT, Reading, Source, Take, as_float, final_loss
 from completep.tuning.scripts import Hashes
 from completep.tuning.template import Template
 from completep.tuning.trial import REPORTS, Hopeless, Trial, read_reports
@@ -73,7 +73,7 @@ def _common(content: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "setting": Setting(*shapes, s["rules"], tuple((name, value) for name, value in s["values"]), s["seed"]),
         "scripts": tuple((name, digest) for name, digest in content["scripts"]),
-        "bar": tuple(Reading(**r) for r in content["bar"]),
+        "bar": tuple(Reading(float(r["step"]), float(r["loss"])) for r in content["bar"]),
     }
 
 
@@ -151,6 +151,8 @@ class Command(UserRun):
 
     @staticmethod
     def from_json(content: dict[str, Any]) -> "Command":
+        if not isinstance(content["folder"], str):
+            raise TypeError("its folder is not a name")
         return Command(**{**content, "source": Source(**content["source"]), **_common(content)})
 
     def words(self, folder: str) -> list[str]:
@@ -170,8 +172,9 @@ class Command(UserRun):
                     words, folder=Path(self.folder), environment=environment, lock=lock,
                     stdout=out.fileno(), stderr=err.fileno(), enough=Watching(self.now(folder), self.bar),
                 )  # fmt: skip
-            except OSError as error:
-                raise TaskError(f"cannot start {words[0]!r}: {error.strerror}") from error
+            except (OSError, ValueError) as error:  # the second for characters that no command can have
+                reason = error.strerror if isinstance(error, OSError) else error
+                raise TaskError(f"cannot start {words[0]!r}: {reason}") from error
         source = self._source(folder)
         if ended.stopped:
             return
@@ -219,7 +222,12 @@ def diverged(source: Source, folder: Path) -> bool:
         readings = source.read(folder, final=False)
     except TaskError:
         return False
-    return bool(readings) and not math.isfinite(readings[-1].loss)
+    return bool(readings) and not is_finite(readings[-1].loss)
+
+
+def is_finite(loss: float) -> bool:
+    """A larger loss is as good as infinite, and a store does not take it."""
+    return math.isfinite(loss) and loss <= LARGEST_LOSS
 
 
 def last_words(folder: Path) -> str:
@@ -232,17 +240,20 @@ def start_folder(folder: Path, content: Mapping[str, object], *, keep: bool) -> 
     """Write run.json, and make the folder that the script writes to. It is emptied, unless `keep` is true."""
     write_over(folder / RUN, json.dumps(content, indent=2) + "\n")
     work = folder / WORK
-    if work.exists() and not keep:
-        shutil.rmtree(work)
+    if work.is_symlink() and keep:
+        raise TaskError(f"{work} is a symbolic link, and the script would write through it: remove it")
+    if not keep:
+        remove_folder(work)
     make_folder(work)
     return work
 
 
 def write_loss(folder: Path, readings: list[Reading], take: Take, seconds: float) -> None:
     loss = final_loss(readings, take)
-    finite = math.isfinite(loss)
-    if finite and loss <= 0:
-        what = f"the loss is {loss:g}, but it must be above 0, because regrets are in percent of it"
+    finite = is_finite(loss)
+    if finite and loss < SMALLEST_LOSS:
+        least = "" if loss <= 0 else f" (at least {SMALLEST_LOSS:g})"
+        what = f"the loss is {loss:g}, but it must be above 0{least}, because regrets are in percent of it"
         raise TaskError(f"{what}: report a cross-entropy or an error instead")
     result = {
         "status": "done" if finite else "diverged", "loss": loss if finite else None, "step": readings[-1].step,
@@ -254,7 +265,7 @@ def write_loss(folder: Path, readings: list[Reading], take: Take, seconds: float
 def write_hopeless(folder: Path, readings: list[Reading], seconds: float) -> None:
     """The result of a run that was stopped early."""
     last = readings[-1]
-    loss = last.loss if math.isfinite(last.loss) else None
+    loss = last.loss if is_finite(last.loss) else None
     result = {"status": "hopeless", "loss": loss, "step": last.step, "seconds": seconds}
     write_new(folder / RESULT, sealed(result))
 
@@ -328,7 +339,7 @@ def _as_number(returned: object, target: str) -> float:
     value = returned.item() if hasattr(returned, "item") else returned
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TaskError(f"{target} returned {str(value)[:40]!r}, not a number: return the loss")
-    return float(value)
+    return as_float(value)
 
 
 def refuse_main(target: str) -> None:

@@ -22,6 +22,7 @@ OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Mod: operator.mod,
 }  # fmt: skip
 MOST_DIGITS = 18  # of a whole number in a command
+LONGEST = 200  # characters of a placeholder
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class Template:
 
     @cached_property
     def words(self) -> tuple[str, ...]:
+        if "\0" in self.text:
+            raise UserError(f"the command {self.text!r} has a NUL character", fix="remove it: no argument can have one")
         try:
             words = tuple(shlex.split(self.text))
         except ValueError as error:
@@ -58,7 +61,7 @@ class Template:
 
 def refuse_unknown(name: str, known: Iterable[str], where: str) -> None:
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, 1)
+    close = difflib.get_close_matches(name[:80], names, 1)
     hint = f"did you mean {{{close[0]}}}? " if close else ""
     raise UserError(
         f"{where} has the unknown name {{{name}}}",
@@ -97,6 +100,11 @@ def written(value: Value) -> str:
 
 
 def _tree(text: str, word: str) -> ast.Expression:
+    if len(text) > LONGEST:
+        raise UserError(
+            f"{{{text[:80]}…}} in the command has {len(text)} characters",
+            fix=f"compute it in your script; a placeholder has at most {LONGEST}",
+        )
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -128,6 +136,6 @@ def _evaluate(node: ast.expr, values: Mapping[str, Value], text: str) -> Value:
         result = OPERATIONS[type(node.op)](*sides)  # type: ignore[arg-type]
     except ZeroDivisionError:
         raise UserError(f"{{{text}}} divides by 0", fix="check the expression and the shapes") from None
-    if len(str(abs(result))) > MOST_DIGITS:
-        raise UserError(f"{{{text}}} is too large: {result:.2e}", fix="check the expression")
+    if abs(result) >= 10**MOST_DIGITS:
+        raise UserError(f"{{{text}}} is too large: it has more than {MOST_DIGITS} digits", fix="check the expression")
     return result

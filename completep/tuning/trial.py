@@ -67,5 +67,5 @@ def read_reports(path: Path) -> list[Reading]:
         text = read_bytes(path, MOST_BYTES).decode(errors="replace")
         records = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
         return [Reading(float(r["step"]), float(r["loss"])) for r in records]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
         raise TaskError(f"{path} is damaged: {error}") from error

@@ -106,11 +106,35 @@ def test_a_parquet_bomb_takes_bounded_memory(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+def test_rows_that_share_one_text_are_not_unpacked_together(tmp_path):
+    """A dictionary of one text of 10 MB, and 60 rows that refer to it."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "shared.parquet"
+    column = pa.DictionaryArray.from_arrays(pa.array([0] * 60, pa.int32()), pa.array(["a" * 10**7]))
+    pq.write_table(pa.table({"text": column}), path, compression="zstd", store_schema=False)
+    assert path.stat().st_size < 10**4
+    script = f"""if True:
+        import resource
+        from completep.data import parquet
+        print(sum(len(text) for text in parquet.texts({str(path)!r}, "text", 0, 60, 2 * 10**7)))
+        print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1000)"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    characters, megabytes = map(int, done.stdout.split())
+    assert characters == 60 * 10**7
+    assert megabytes < 300
+    with pytest.raises(UserError, match="row 0 has a document of 10000000 bytes"):
+        list(parquet.texts(str(path), "text", 0, 60, 10**6))
+
+
+@pytest.mark.slow
 def test_parquet_rows_survive_the_pipe(tmp_path):
     rows = ["", "é\0\n", None, "x" * 70_000]
     pl.DataFrame({"text": rows}).write_parquet(tmp_path / "a.parquet")
     assert list(parquet.texts(str(tmp_path / "a.parquet"), "text", 0, 4, 10**6)) == rows
     assert list(parquet.texts(str(tmp_path / "a.parquet"), "text", 1, 3, 10**6)) == rows[1:3]
+    many = [None if i % 7 == 3 else f"{i}" * (i % 400) for i in range(9000)]
+    pl.DataFrame({"text": many}).write_parquet(tmp_path / "b.parquet")
+    assert list(parquet.texts(str(tmp_path / "b.parquet"), "text", 0, 9000, 10**6)) == many
 
 
 # -- names -----------------------------------------------------------------------------------------------------

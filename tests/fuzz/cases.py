@@ -23,10 +23,13 @@ from completep.cli import COMMANDS, main
 from completep.config import GPTConfig, Hyperparameters, Run, Schedule, Shape, sealed, to_json, unsealed
 from completep.rules.measured import MeasuredRow, MeasuredRules
 from completep.sweep.packing import pack
+from completep.sweep.queue import ask
 from completep.sweep.store import Store
 from completep.train.records import Result
 from completep.tuned import TunedValue, TunedValues, write_tuned
+from completep.tuning.reading import Source
 from completep.tuning.record import Known, write_record
+from completep.tuning.tasks import Call, Command, Setting
 from tests.hostile import plant
 
 MODEL = """
@@ -140,7 +143,11 @@ def prepare_shared(shared: Path, finished: Path) -> None:
     name = unsealed((finished / "result.json").read_text())["run"]
     shutil.copytree(finished, trained.root / name, ignore=shutil.ignore_patterns("checkpoints", "*.safetensors"))
     pack(trained, shared / "pack.gz")
-    shutil.rmtree(shared / "trained")
+    queue = Store(shared / "queue" / "store")
+    queue.open()
+    setting = Setting(Shape(64, 2), Shape(64, 2), "completep", (("lr", 0.25),), 0)
+    ask(queue, Command("true {lr} {width//2}", Source.parse("output:(x)"), setting, (), "/"))
+    ask(queue, Call("model.py:nothing", setting, ()))
     values = {"lr": TunedValue(0.01, 0.005, 0.02), "weight_decay": TunedValue(0.1)}
     tuned = TunedValues(values, Shape(64, 2), "completep", "PASS", "", [Shape(64, 8)], "x", constants={"steps": 10})
     write_tuned(shared / "tuned.json", tuned)
@@ -234,6 +241,16 @@ ALWAYS = {  # so that whatever gets through is small
 }
 TUNE = ["python model.py {lr} {seed} {width} {depth} {folder}", "--loss", "output:loss ([0-9.]+)"]
 TUNE += ["--space", "lr=2^-9..2^-5"]
+TERMS = ["width", "depth", "lr", "seed", "m_N", "zzz", "0", "1", "16", "9" * 20, "9" * 500, "(", ")", "{", "}", "\0"]
+
+
+def expression(dice: Random) -> str:
+    """A placeholder of a command: arithmetic of all lengths, mostly whole."""
+    terms = [dice.choice(TERMS[:9] if dice.random() > RARE else TERMS) for _ in range(dice.choice([1, 2, 3, 40, 2000]))]
+    text = terms[0] + "".join(dice.choice(["+", "-", "*", "//", "%", "**", ""]) + term for term in terms[1:])
+    return f"{{{text}}}".replace("\0", "0")
+
+
 LIGHT = [name for name in COMMANDS if name not in ("train", "check", "check laziness", "explain", "audit", "export")]
 
 
@@ -247,7 +264,7 @@ def command_line(dice: Random) -> list[str]:
         if name in ("check", "check laziness"):
             always = [*always, "--depths", "0"]
     if name == "tune" and dice.random() < 0.7:
-        always = [*always, *TUNE]
+        always = [*always, f"{TUNE[0]} {expression(dice)}", *TUNE[1:]]
     words = [*name.split(), *always, *flags(dice, COMMANDS[name])]
     if name in ("study", "demo", "tune", "worker"):  # the last one counts
         words += ALWAYS[name]
@@ -337,6 +354,9 @@ def sweep(dice: Random) -> tuple[bytes, list[str]]:
         [r, "64", str(d), str(2.0**e), str(s), str(round(2 + 0.02 * (e + 6 + slope * d) ** 2 + s / 1000, 6))]
         for r, d, e, s in product(rules, (2, 8), values, (0, 1))
     ]
+    if dice.random() < RARE / 4:  # many distinct values in one column
+        column, count = dice.randrange(5), dice.choice([12, 60, 1500, 6000])
+        table = [[*line[:column], str(i + 1), *line[column + 1 :]] for i in range(count) for line in table[:3]]
     for _ in range(dice.choice([0, 0, 1, 3])):
         dice.choice(table)[dice.randrange(6)] = dice.choice(CELLS)
     if rarely():  # a whole column
@@ -406,7 +426,8 @@ READERS: list[tuple[str, list[str]]] = [
     *[("runs/store", words) for words in (["study", "status"], ["report", *REPORT], ["tune", "status"])],
     ("runs/tunings/a.json", ["tune", "status"]),
     ("pack.gz", ["study", "unpack", "pack.gz"]),
-    ("pack.gz", ["study", "unpack", "pack.gz"]),
+    *[("trained/store", ["study", "pack", "new.gz", "--out", "trained"])] * 2,
+    *[("queue/store/.queue", ["worker", "queue/store", "--idle", "0"])] * 2,
     ("tuned.json", ["plan", "--width", "64", "--depth", "8", "--from", "tuned.json"]),
     ("tuned.json", ["plan", "--width", "64", "--depth", "8", "--from", "tuned.json"]),
     ("rules.json", ["explain", "model.py:model", "--base-shape", "32", "2", "--rules", "rules.json"]),
@@ -422,6 +443,9 @@ def shared_file(dice: Random, shared: Path) -> tuple[Damage, list[str]]:
     """One of these files damaged or forged, and a command that reads it."""
     name, words = dice.choice(READERS)
     path = shared / name
+    if name != "runs/store" and path.is_dir():  # a run to pack, or a queue
+        name = dice.choice([str(p.relative_to(shared)) for p in sorted(path.rglob("*")) if p.is_file()])
+        path = shared / name
     if path.is_dir():
         results = [str(p.relative_to(shared)) for p in sorted(path.glob("*/result.json"))]
         name = dice.choice([f"{name}/.index", f"{name}/store.json", *dice.sample(results, 3)])

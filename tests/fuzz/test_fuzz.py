@@ -149,7 +149,8 @@ def test_files_that_people_pass_on(world, part, drawn):
         place = fresh(world)
         cases.damaged_copy(world / "shared", place / "shared", [damage])
         shutil.copy(world / "model.py", place / "shared")
-        out = ["--out", "runs" if words[0] != "prepare" else "corpus"] if words[0] not in ("plan", "explain") else []
+        takes_out = words[0] not in ("plan", "explain", "worker") and "--out" not in words
+        out = ["--out", "runs" if words[0] != "prepare" else "corpus"] if takes_out else []
         record.run([*words, *out], place / "shared", repr(damage)[:1500])
 
     record = fuzz(0.15, part, one)

@@ -397,3 +397,22 @@ def test_a_run_called_like_a_column_can_be_named_by_its_path(items, run, capsys)
     renamed = run.rename(run.with_name("task"))
     assert main(["evaluate", str(renamed), "--data", str(items), "--tasks", "piqa"]) == 0
     assert "piqa" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("answer", [-1, 2])
+def test_an_answer_that_is_no_choice_is_refused(items, run, tmp_path, answer):
+    (tmp_path / "items").mkdir()
+    text = (items / "piqa.jsonl").read_text().replace('"label": 1', f'"label": {answer}')
+    (tmp_path / "items" / "piqa.jsonl").write_text(text)
+    request = harness.Request(("piqa",), tmp_path / "items", None, 64)
+    with pytest.raises(UserError, match=f"of piqa has the answer {answer}, but choices 0 to 1"):
+        harness.evaluate_run(run, request)
+
+
+@pytest.mark.slow
+def test_likelihoods_that_are_not_finite_are_no_scores(items, runs, monkeypatch):
+    lm = harness.as_lm(*load_run(runs[0]), 64)
+    monkeypatch.setattr(harness, "score", lambda model, pairs, longest: [Score(math.nan, False)] * len(pairs))
+    with pytest.raises(UserError, match="not finite"):
+        lm._loglikelihood_tokens([(None, [1], [2])])

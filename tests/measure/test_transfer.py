@@ -10,6 +10,7 @@ from contextlib import nullcontext
 import numpy as np
 import polars as pl
 import pytest
+import torch
 
 from completep import transfer
 from completep.cli import main
@@ -467,3 +468,65 @@ def test_levels_of_seeds_are_taken_off_exactly():
     powers = u[:, None] ** np.arange(5)
     fitted = np.linalg.lstsq(_contrasts(seed), powers, rcond=None)[0]
     assert _without_seeds(powers, seed) == pytest.approx(powers - _contrasts(seed) @ fitted, abs=1e-12)
+
+
+def grid(rules=1, widths=2, values=3):
+    """Losses of a bowl for every parameterization, width and value."""
+    return pl.DataFrame(
+        [
+            {"rules": f"r{r}", "width": 64 + w, "depth": 2, "lr": 2.0 ** (k / values), "loss": 3 + (k / values) ** 2}
+            for r in range(rules)
+            for w in range(widths)
+            for k in range(-values // 2, values // 2 + 1)
+        ]
+    )
+
+
+def test_more_points_than_altair_draws_by_default():
+    checked = transfer(grid(widths=2, values=2600))
+    assert (
+        sum(len(rows) for panel in checked.document().figures()[0].specs for rows in panel["datasets"].values()) > 5000
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "what"), [({"rules": 60}, "60 different rules"), ({"widths": 1200}, "1200 different shapes and rules")]
+)
+def test_too_many_panels_and_lines_are_refused_at_once(size, what, tmp_path, capsys):
+    grid(**size).write_csv(tmp_path / "sweep.csv")
+    with within(10):
+        assert main(["check", "transfer", str(tmp_path / "sweep.csv")]) == 2
+    assert what in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["header", "width", "rules", "loss"])
+def test_a_field_of_megabytes_is_cut_in_messages(place, tmp_path, capsys):
+    endless = "x" * 5_000_000
+    row = {"rules": "sp", "width": "64", "lr": "0.1", "loss": "3"} | ({} if place == "header" else {place: endless})
+    header = ",".join(row) + (f",{endless}" if place == "header" else "")
+    (tmp_path / "sweep.csv").write_text(f"{header}\n{','.join(row.values())}{',1' if place == 'header' else ''}\n")
+    with within(10):
+        main(["check", "transfer", str(tmp_path / "sweep.csv"), "--out", str(tmp_path)])
+    shown = capsys.readouterr()
+    assert len(shown.out + shown.err) < 5000
+
+
+def test_the_swept_column_by_its_name_in_the_file(tmp_path, capsys):
+    sweep().rename({"lr": "MyLR"}).write_csv(tmp_path / "sweep.csv")
+    words = ["check", "transfer", str(tmp_path / "sweep.csv"), "--hyperparameter", "MyLR", "--out", str(tmp_path)]
+    assert main(words) == 0
+
+
+def test_losses_too_small_for_a_share_of_them_are_refused():
+    with pytest.raises(UserError, match="below 1e-100"):
+        transfer(sweep().with_columns(loss=pl.lit(1e-300)))
+
+
+def test_a_sweep_is_judged_in_a_process_that_has_trained():
+    """Training flushes the smallest numbers to 0, the tolerance of a bisection among them."""
+    before = transfer(sweep()).to_json()
+    torch.set_flush_denormal(True)
+    try:
+        assert transfer(sweep()).to_json() == before
+    finally:
+        torch.set_flush_denormal(False)

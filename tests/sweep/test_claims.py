@@ -1,12 +1,14 @@
 """Claims by heartbeat, as on a network file system: one owner at a time, whatever the clocks say and whoever dies."""
 
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -19,9 +21,11 @@ from completep.sweep.local import Local
 from completep.sweep.queue import ask, asked, failure, queue_folder, read_task
 from completep.sweep.store import Store
 from completep.sweep.worker import Worker
-from completep.tuning.tasks import Call
+from completep.tuning.reading import Source
+from completep.tuning.tasks import Call, Command
 from tests.hostile import PLANTED, plant, within
 from tests.sweep.tasks import Script, commands, run, task
+from tests.tuning.commands import SETTING
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -195,6 +199,13 @@ def test_tasks_are_written_down_and_read_again(tmp_path):
         ask(store, Script("x"))
 
 
+def changed(kind, **changes):
+    """A file of the queue with other fields than a task can have."""
+    command = Command("run {lr}", Source.parse("output:(x)"), SETTING, (), "/")
+    task = command if kind == "command" else Call("mine.py:train", SETTING, ())
+    return json.dumps({"kind": kind, "task": task.to_json() | changes})
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -202,6 +213,14 @@ def test_tasks_are_written_down_and_read_again(tmp_path):
         ('{"kind": "os:system", "task": {}}', "is not a task: 'os:system'"),
         ('{"kind": "command", "task": {}}', "is not a task"),
         ("[]", "is not a task"),
+        (changed("function", target=5), "is not a task"),
+        (changed("command", template=5), "is not a task"),
+        (changed("command", template="{zzz}"), "is not a task: 'zzz'"),
+        (changed("command", ranks="many"), "is not a task"),
+        (changed("command", ranks=0), "is not a task: ranks=0"),
+        (changed("command", folder=5), "is not a task: its folder"),
+        (changed("command", bar=[{"step": 1, "loss": "x"}]), "is not a task"),
+        (changed("command", setting=asdict(SETTING) | {"values": [["lr", math.inf]]}), "is not a task"),
     ],
 )
 def test_what_is_no_task_is_refused(tmp_path, text, said):
@@ -240,7 +259,7 @@ def test_a_worker_does_what_is_asked_and_ends(tmp_path, kind):
         store = heartbeat_store(tmp_path / "store")
     for one in tasks:
         ask(store, one)
-    assert Worker(store, idle=0.01).run() == 3
+    assert Worker(store, idle=0).run() == 3
     assert sorted(log.read_text().split()) == ["0", "1", "2"]
     assert Worker(store, idle=0.01).run() == 0
     (tmp_path / "script.py").write_text("raise SystemExit('broken')")

@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -142,8 +144,8 @@ def test_what_does_not_belong_together_is_refused(trained, tmp_path, damage):
     good, bad = entries(trained[2])
     damage(bad)
     store = Store(tmp_path / "store")
-    with pytest.raises(UserError, match="run 2 is damaged"):
-        unpack(write(tmp_path / "bad.gz", good, bad), store)
+    with pytest.raises(UserError, match=r"run 1 is damaged.*; of the others, 1 are new"):
+        unpack(write(tmp_path / "bad.gz", bad, good), store)
     assert [p.name for p in store.root.glob("[0-9a-f]*")] == [good["id"]]
     assert not list(tmp_path.rglob("evil*"))
 
@@ -201,3 +203,50 @@ def test_a_pack_that_is_no_file_is_refused_at_once(tmp_path, kind):
     plant(tmp_path / "file.gz", kind)
     with within(), pytest.raises(UserError, match="is not a file that"):
         unpack(tmp_path / "file.gz", Store(tmp_path / "store"))
+
+
+def copied(trained, folder):
+    """(a copy of the store, the folder of its first run)."""
+    root, tasks, _ = trained
+    shutil.copytree(root, folder / "store")
+    return Store(folder / "store"), folder / "store" / tasks[0].id
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["metrics.jsonl", "run.json", "result.json", "evaluations/x.json"])
+def test_a_link_in_somebody_elses_store_is_not_packed(trained, tmp_path, name):
+    store, run = copied(trained, tmp_path)
+    secret = tmp_path / "secret"
+    secret.write_text("password")
+    (run / name).parent.mkdir(exist_ok=True)
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(secret)
+    with pytest.raises(UserError, match=f"{run.name} .*{Path(name).name} is a link"):
+        pack(store, tmp_path / "file.gz")
+    assert not (tmp_path / "file.gz").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["", "evaluations"])
+def test_a_linked_folder_is_not_packed(trained, tmp_path, name):
+    store, run = copied(trained, tmp_path)
+    elsewhere = tmp_path / "elsewhere"
+    if name:
+        elsewhere.mkdir()
+    else:
+        run.rename(elsewhere)
+    (run / name).symlink_to(elsewhere)
+    with pytest.raises(UserError, match=f"{run.name} .*is a link"):
+        pack(store, tmp_path / "file.gz")
+
+
+@pytest.mark.slow
+def test_a_damaged_run_is_named_when_it_is_packed(trained, tmp_path):
+    store, run = copied(trained, tmp_path)
+    curve = run / "metrics.jsonl"
+    curve.write_text(curve.read_text().replace("1", "2", 1))
+    with pytest.raises(UserError, match=f"{run.name} .*its loss curve has changed") as caught:
+        pack(store, tmp_path / "file.gz")
+    assert "move these folders" in caught.value.fix
+    shutil.move(run, tmp_path / "away")  # as the fix says
+    assert pack(store, tmp_path / "file.gz") == 1

@@ -14,7 +14,7 @@ import pytest
 
 from completep.config import Shape
 from completep.errors import UserError
-from completep.sweep.store import Counts, Store
+from completep.sweep.store import Counts, Store, parse_result
 from completep.sweep.training import canonical
 from completep.train.folder import write_result
 from completep.train.records import Result
@@ -285,3 +285,9 @@ def test_what_is_no_file_is_refused_at_once(tmp_path, name, kind):
         else:
             with pytest.raises(UserError, match=name.rpartition("/")[2]):
                 look()
+
+
+def test_a_loss_too_small_for_a_share_of_it_is_damage(tmp_path):
+    with pytest.raises(UserError, match="its loss is 1e-300"):
+        parse_result('{"status": "done", "loss": 1e-300}', tmp_path / "result.json")
+    assert parse_result('{"status": "done", "loss": 0.0}', tmp_path / "result.json")["loss"] == 0

@@ -572,3 +572,68 @@ def test_the_flip_test_can_fail(done, whole, data, monkeypatch):
     resume(data, done)
     load_exported(done)
     assert not same_outcome(done, whole)
+
+
+@pytest.mark.parametrize("flag", ["--out", "--data", "--tokenizer"])
+@pytest.mark.parametrize("joined", [False, True])
+def test_an_empty_flag_does_not_count_as_not_given(flag, joined, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = [f"{flag}="] if joined else [flag, ""]
+    assert main(["train", "--width", "32", "--depth", "2", "--head-size", "8", "--tokens", "1000", *given]) == 2
+    assert f"{flag}='' is empty" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("step", -5),
+        ("seconds", -1.0),
+        ("train_loss", float("inf")),
+        ("tokens", 10**400),
+        ("validation_loss", -3.0),
+        ("status", "stopped"),
+    ],
+)
+def test_a_forged_result_is_not_shown(name, value, done, data, capsys):
+    content = {**unsealed((done / "result.json").read_text()), name: value}
+    (done / "result.json").write_text(sealed(content))
+    with pytest.raises(UserError, match=f"is damaged: its {name} is"):
+        train(small_run(data), done, EVERY_STEP)
+
+
+def test_weights_that_are_not_finite_are_refused(done):
+    weights = load_file(done / "model.safetensors")
+    weights["final_norm.weight"][0] = float("nan")
+    save_file(weights, done / "model.safetensors", metadata={"format": "pt"})
+    content = unsealed((done / "result.json").read_text())
+    content["files"]["model.safetensors"] = sha256_of(done / "model.safetensors")
+    (done / "result.json").write_text(sealed(content))
+    with pytest.raises(UserError, match=r"weights that are not finite: final_norm\.weight"):
+        load_exported(done)
+
+
+def test_a_damaged_last_record_is_not_replaced_by_that_of_another_step(data, tmp_path, whole):
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    for name in OURS:
+        (folder / name).unlink()
+    curve = folder / "metrics.jsonl"
+    *before, last = [line for line in curve.read_text().splitlines() if '"step"' in line.partition("kind")[2]]
+    curve.write_text("\n".join([*before, last[:20]]) + "\n")
+    assert train(small_run(data), folder, EVERY_STEP).train_loss is None
+
+
+def test_a_dead_link_to_a_result_is_refused_before_the_run_starts(data, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "result.json").symlink_to(tmp_path / "gone")
+    with pytest.raises(UserError, match="is a link to a file that does not exist"):
+        train(small_run(data), tmp_path / "run", EVERY_STEP)
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
+def test_an_empty_run_file_in_a_folder_is_to_be_restored(done, data):
+    (done / "run.json").write_text("")
+    with pytest.raises(UserError) as caught:
+        train(small_run(data), done, EVERY_STEP)
+    assert caught.value.fix == f"restore {done / 'run.json'}, or remove the folder {done}"

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from completep import UserError, parametrize
+from completep.cli import main
 from completep.compute import flops
 from completep.config import Data, Evaluation, GPTConfig, Schedule, Shape, to_json
 from completep.data.prepare import prepare
@@ -406,3 +407,38 @@ def test_weights_of_another_model_are_not_loaded(tmp_path, tied):
     save_file({"embedding.weight": whole["embedding.weight"]}, tmp_path / "model.safetensors")
     with pytest.raises(UserError, match="does not fit the model"):
         load_exported(tmp_path)
+
+
+@pytest.mark.parametrize("base", [Shape(2**30, 2), Shape(64, 10**6)])
+def test_a_base_that_nobody_tuned_at_is_refused_before_it_is_built(tmp_path, base):
+    with pytest.raises(UserError, match=rf"the base is {base.width} × {base.depth} \(width × depth\), larger than"):
+        train(replace(small_run(small_data(tmp_path)), base=base), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_very_deep_model_is_measured_on_a_reduced_copy(monkeypatch):
+    """Freeing the graph of a very deep one overflows the native stack. The factors are the same."""
+    shallow, deep = (GPTConfig(width=32, depth=depth, head_size=8, vocabulary=17) for depth in (2, 6))
+
+    def factors():
+        scaling = parametrize(GPT(deep), base=lambda: GPT(shallow), specimen=lambda: GPT(shallow))
+        return scaling.multipliers, [
+            (g["lr"], g["weight_decay"], g["eps"]) for g in scaling.param_groups(0.1, weight_decay=0.1, eps=1e-8)
+        ]
+
+    whole = factors()
+    monkeypatch.setattr("completep.anatomy.forward.DEEPEST_CHECKED", 4)
+    assert factors() == whole
+    monkeypatch.setattr("completep.anatomy.forward.DEEPEST_CHECKED", 1)
+    with pytest.raises(UserError, match="a model with 2 blocks is too deep to measure as a whole"):
+        factors()
+
+
+def test_a_run_with_a_name_of_megabytes_is_refused(tmp_path, capsys):
+    content = json.loads(to_json(small_run(small_data(tmp_path))))
+    content["data"]["source"] = "x" * 20_000_000
+    (tmp_path / "run.json").write_text(json.dumps(content))
+    assert main(["train", str(tmp_path / "run.json"), "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert "20000000 characters" in said
+    assert len(said) < 2000

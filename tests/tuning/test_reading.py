@@ -73,7 +73,7 @@ def test_the_last_or_the_smallest():
     assert math.isnan(final_loss([*readings, Reading(4, math.nan)], "min"))
 
 
-@pytest.mark.parametrize("word", ["NaN", "Infinity", '"nan"', '"inf"'])
+@pytest.mark.parametrize("word", ["NaN", "Infinity", '"nan"', '"inf"', "9" * 400])
 def test_a_loss_that_is_not_finite_is_read(tmp_path, word):
     (tmp_path / "m.json").write_text(f'{{"loss": {word}}}')
     assert not math.isfinite(read(tmp_path, "{folder}/m.json:loss")[0].loss)
@@ -159,3 +159,9 @@ def test_a_pattern_that_cuts_a_number_is_refused(tmp_path):
 def test_the_smallest_loss_is_among_finite_ones():
     assert final_loss([Reading(0, math.nan), Reading(1, 3.0), Reading(2, 4.0)], "min") == 3.0
     assert math.isnan(final_loss([Reading(0, 3.0), Reading(1, math.nan)], "min"))
+
+
+def test_a_field_past_the_limit_of_csv_fails_the_run(tmp_path):
+    (tmp_path / "m.csv").write_text(f"note,val_loss\n{'x' * 200_000},2.5\n")
+    with pytest.raises(TaskError, match="cannot be read as CSV"):
+        read(tmp_path, "{folder}/m.csv:val_loss")

@@ -32,6 +32,9 @@ def test_a_line_and_choices():
     ("text", "said"),
     [
         ("lr", "is not a range"),
+        ("lr=-1e308..1e308:linear", "no values that a run can have"),
+        ("lr=1e-300,1e300", "1e-300 is not a value that a run can have"),
+        ("lr=1e-300..1e-290", "is not a value that a run can have"),
         ("lr=2^-5..2^-10", "ends below its start"),
         ("lr=0..1", "octaves must be above 0"),
         ("lr=2^-5..2^-5", "only one value"),

@@ -68,3 +68,15 @@ def test_arithmetic_that_has_no_answer_is_refused(text, said):
 def test_a_number_of_many_digits_is_refused():
     with pytest.raises(UserError, match="too large"):
         Template("{width*width*width*width*width*width*width*width*width*width*width}").fill(NAMES)
+
+
+@pytest.mark.parametrize("text", ["{width" + "+1" * 1500 + "}", "{width*" + "9" * 400 + "}", "{" + "x" * 200_000 + "}"])
+def test_a_placeholder_too_long_to_be_meant_is_refused(text):
+    with pytest.raises(UserError, match="characters") as caught:
+        Template(f"run {text}").fill(NAMES)
+    assert len(str(caught.value)) < 1000
+
+
+def test_a_product_past_every_float_is_refused():
+    with pytest.raises(UserError, match="is too large"):
+        Template("{width*" + "9" * 150 + "}").fill(NAMES)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from completep.cli import main
-from completep.sweep.store import Store
+from completep.sweep.store import Store, parse_result
 from completep.sweep.task import TaskError
 from completep.tuning.reading import Source
 from completep.tuning.record import write_record
@@ -117,6 +117,29 @@ def test_a_loss_that_is_not_above_zero_fails_the_run_at_once(tmp_path):
     for loss in ("0.0", "-0.5"):
         with pytest.raises(TaskError, match="must be above 0"):
             carry_out(command(tmp_path, WRITES.replace("float(sys.argv[2])", loss)), tmp_path / loss)
+
+
+@pytest.mark.parametrize("loss", ["1e308", "10**400"])
+def test_a_loss_that_a_store_does_not_take_counts_as_diverged(tmp_path, loss):
+    result = carry_out(command(tmp_path, WRITES.replace("float(sys.argv[2])", loss)), tmp_path / "run")
+    assert (result["status"], result["loss"]) == ("diverged", None)
+    assert parse_result((tmp_path / "run" / "result.json").read_text(), tmp_path)["status"] == "diverged"
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+def test_a_planted_link_is_not_written_through(tmp_path, resumes):
+    victim, run = tmp_path / "victim", tmp_path / "run"
+    victim.mkdir()
+    (victim / "keep").write_text("precious")
+    run.mkdir()
+    (run / "work").symlink_to(victim)
+    task = command(tmp_path, WRITES, resumes=resumes)
+    if resumes:
+        with pytest.raises(TaskError, match="is a symbolic link"):
+            carry_out(task, run)
+    else:
+        assert carry_out(task, run)["status"] == "done"
+    assert [p.name for p in victim.iterdir()] == ["keep"]
 
 
 def test_a_failing_script_says_its_last_lines(tmp_path):
