@@ -267,6 +267,7 @@ def measure_tensors(subject: Subject, batch: Batch, gain: Mapping[str, float]) -
     for template, names in templates.items():
         part = subject.anatomy.parts[template]
         row, drawn = _row(subject, template, names, pulls, squares, gain), part.role.trait.start == "random"
+        row = replace(row, lag=row.lag / first.terms.get(names[0], 1))  # the sum over the width may be unsigned already
         drawn = drawn and not part.kept
         idle = sum(_idle_experts(subject, name) for name in names) if part.role.trait.routed else 0
         rows.append(replace(row, late=not late.isdisjoint(names), drawn=drawn, kept=part.kept, idle=idle))
@@ -354,17 +355,19 @@ class FirstStep:
     squares: dict[str, float]  # mean square of the gradient
     steps: dict[str, Tensor]
     parts: dict[str, Parts]  # of a matrix whose outputs the model splits
+    terms: dict[str, int]  # of a gain or bias: how many unsigned terms each entry of its gradient sums up
 
 
 def _first_step(subject: Subject, batch: Batch) -> FirstStep:
     """One backward pass and one step, after which the weights are as before."""
     tensors = {name: p for name, p in subject.parameters.items() if name in subject.settings}
     unsigned: dict[str, Tensor] = {}
+    counts: dict[str, int] = {}
     subject.zero_grad()
     bare = BareGradients({n: p for n, p in tensors.items() if subject.anatomy.part(n).role.trait.bare})
     conditions = ConditionGradients(subject.layout.blocks)
     outputs = SplitOutputs({name: module for name, module in subject.layout.linears.items() if name in tensors})
-    with _unsigned_gradients(subject, unsigned):
+    with _unsigned_gradients(subject, unsigned, counts):
         with bare if bare.vectors else nullcontext(), conditions.watching(), outputs.watching():
             loss = subject.loss_everywhere(batch)
         sizes = outputs.sizes(loss)
@@ -383,7 +386,7 @@ def _first_step(subject: Subject, batch: Batch) -> FirstStep:
         if name in sizes:
             split = zip(torch.split(gradient, sizes[name]), torch.split(steps[name], sizes[name]), strict=True)
             parts[name] = [(len(g), _pull(g, g, step, subject.columns[name])) for g, step in split]
-    return FirstStep(pulls, squares, steps, parts)
+    return FirstStep(pulls, squares, steps, parts, counts)
 
 
 def _steps(subject: Subject, tensors: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
@@ -469,21 +472,30 @@ def geometric_mean(values: list[float]) -> float:
 
 
 @contextmanager
-def _unsigned_gradients(subject: Subject, kept: dict[str, Tensor]) -> Iterator[None]:
-    """Σ |term| over tokens and heads of the gradients of gains and biases. Matrices keep their plain gradient."""
+def _unsigned_gradients(subject: Subject, kept: dict[str, Tensor], counts: dict[str, int]) -> Iterator[None]:
+    """Σ |term| over tokens and heads of the gradients of gains and biases. Matrices keep their plain gradient.
+
+    `counts` fills with the number of terms: it grows with the width if an entry acts on all channels.
+    """
     sums: dict[str, tuple[Tensor, Tensor]] = {}
+    terms: dict[str, int] = {}
     holders = subject.layout.vectors
-    with _hooks([m.register_forward_hook(_keeper(subject, vectors, sums), prepend=True) for m, vectors in holders]):
+    keepers = [(module, _keeper(subject, vectors, sums, terms)) for module, vectors in holders]
+    with _hooks([module.register_forward_hook(keeper, prepend=True) for module, keeper in keepers]):
         yield
     every = {name: p for _, vectors in holders for name, p in vectors.items()}
     for name, (signed, unsigned) in sums.items():
         gradient = every[name].grad
-        if gradient is not None and (signed - gradient).abs().max() <= 1e-3 * unsigned.max():
-            kept[name] = unsigned  # otherwise the module is no gain or bias after all
+        if gradient is not None and (signed.view_as(gradient) - gradient).abs().max() <= 1e-3 * unsigned.max():
+            kept[name] = unsigned.view_as(gradient)  # otherwise the module is no gain or bias after all
+            counts[name] = terms[name]
 
 
 def _keeper(
-    subject: Subject, vectors: Mapping[str, nn.Parameter], sums: dict[str, tuple[Tensor, Tensor]]
+    subject: Subject,
+    vectors: Mapping[str, nn.Parameter],
+    sums: dict[str, tuple[Tensor, Tensor]],
+    counts: dict[str, int],
 ) -> Callable[[nn.Module, object, object], None]:
     """A hook for a module whose output is gain · something + bias."""
     parts = {name: subject.anatomy.part(name) for name in vectors}
@@ -494,7 +506,7 @@ def _keeper(
         if output is None or not output.requires_grad:
             return
         rows = output.movedim(1, -1) if is_convolution(module) else output
-        if any(rows.shape[-1] != p.numel() for p in vectors.values()):
+        if any(p.numel() not in (rows.shape[-1], 1) for p in vectors.values()):
             return
         normed = rows.detach()
         for name in vectors.keys() - set(gains) if gains else ():  # only the terms of gains need it
@@ -507,6 +519,7 @@ def _keeper(
             for name, p in vectors.items():
                 terms = (gradient * normed if name in gains else gradient).reshape(-1, p.numel())
                 sums[name] = terms.sum(0), terms.abs().sum(0)
+                counts[name] = len(terms)
 
         output.register_hook(keep)  # type: ignore[no-untyped-call]
 
