@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 
+import torch
 from torch import nn
 
 from completep.anatomy.kinds import is_product
@@ -129,6 +130,9 @@ QUANTISED = re.compile(r"4bit|8bit|\.quantized\.|bitsandbytes|gptq|\bawq\b", re.
 
 
 def refuse_what_has_no_rule(model: nn.Module) -> None:
+    if isinstance(model, torch.jit.ScriptModule):
+        what = f"this model is a {type(model).__name__}, which runs compiled code that cannot be followed"
+        raise UserError(what, fix="parametrize the module that it was made from, and trace or script it afterwards")
     names = [name for name, _ in model.named_parameters()]
     classes = {name: f"{type(m).__module__}.{type(m).__qualname__}" for name, m in model.named_modules()}
     for what, pattern, fix in NO_RULE:

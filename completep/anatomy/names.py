@@ -18,7 +18,7 @@ def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Your own module inside DDP or torch.compile."""
-    ddp = isinstance(model, nn.parallel.DistributedDataParallel)
+    """Your own module inside DDP, DataParallel or torch.compile."""
+    ddp = isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel))
     inner = model.module if ddp else getattr(model, "_orig_mod", None)
     return unwrap(inner) if isinstance(inner, nn.Module) else model

@@ -257,6 +257,9 @@ def check(
     several = [rules] if isinstance(rules, (Rules, str)) else list(rules)
     if not several or (len(several) > 1 and NO_RULES.key in several):
         raise UserError(f"rules={several!r}", fix="give one parameterization or several, or 'none' alone")
+    for name, sizes in (("widths", widths), ("depths", depths)):
+        if isinstance(sizes, (Integral, str)):
+            raise UserError(f"{name}={sizes!r} is not a list", fix=f"give several sizes, such as {name}=[64, 128, 256]")
     widths, depths = ([int(n) if isinstance(n, Integral) else n for n in sizes] for sizes in (widths, depths))
     if len(names) != 2:
         raise UserError(f"names={names!r}", fix="give two names, for width and depth, such as ('n_embd', 'n_layer')")

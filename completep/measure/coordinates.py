@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from completep.anatomy.trace import call, find_logits, first_tensor, given_tensor, stream_of
-from completep.errors import UserError
+from completep.errors import UserError, some
 from completep.measure.subject import Batch, Batches, Subject
 from completep.rules.table import Role
 
@@ -154,7 +154,7 @@ def refuse_randomness(subject: Subject, probe: Batch) -> None:
     one, two = (last_stream_and_logits(subject, probe)[1] for _ in range(2))
     if not torch.equal(one.nan_to_num(), two.nan_to_num()):
         drops = [n for n, m in subject.model.named_modules() if isinstance(m, nn.Dropout) and m.p > 0 and m.training]
-        who = f": dropout is on in {drops[0]} and {len(drops) - 1} more places" if drops else ""
+        who = f": dropout is on in {some(drops)}" if drops else ""
         raise UserError(
             f"the model's forward is not deterministic{who}: two passes over one batch differ by {rms(one - two):.2g}",
             fix="build it with dropout 0, or switch off whatever draws random numbers in forward",

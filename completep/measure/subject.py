@@ -94,8 +94,11 @@ def speaking_of(what: str) -> Iterator[None]:
     """Any error of a user's model or batches becomes one that says where it came from."""
     try:
         yield
-    except UserError:
-        raise
+    except UserError as error:
+        if "example=" not in error.fix:
+            raise
+        fix = "give batches=<function of a number that returns (inputs, targets)>, with inputs that forward takes"
+        raise UserError(error.what, fix=fix) from error  # the check takes its example from the batches
     except Exception as error:
         raise UserError(
             f"{what}: {type(error).__name__}: {error}",

@@ -157,7 +157,7 @@ def audit(
     """
     for name, value in {"lr": lr, "weight_decay": weight_decay, "eps": eps, "std": std}.items():
         least = 0.0 if name in ("weight_decay", "eps") else 1e-30
-        if value is not None and not (math.isfinite(value) and value >= least):
+        if value is not None and not (isinstance(value, (int, float)) and math.isfinite(value) and value >= least):
             raise UserError(
                 f"{name}={value!r} is not a base value", fix=f"give the {name} that you tuned, or leave it out"
             )

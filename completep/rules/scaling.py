@@ -434,6 +434,8 @@ class Scaling:
 
     def on(self, model: nn.Module) -> "Scaling":
         """The same scaling for a copy of the model (deepcopy, or the same class with these weights loaded)."""
+        if not isinstance(model, nn.Module):
+            raise UserError(f"model is a {type(model).__name__}, not an nn.Module", fix="pass the model itself")
         theirs = {name: tuple(p.shape) for name, p in named_parameters(unwrap(model))}
         ours = {name: r.shape for name, r in self.parameters.items()}
         if theirs != ours:
@@ -483,6 +485,8 @@ class Scaling:
     ) -> Explanation:
         """The resolved table, one row per parameter. With base values of 1, the numbers are the factors themselves."""
         check_lr_of(lr_of or {}, {r.role for r in self.parameters.values()})
+        for name, value in {"std": std, "lr": lr, "weight_decay": weight_decay, "eps": eps}.items():
+            _check(name, value)
         folded = self.style == "folded"
         # A tied table makes embeddings, so the logit multiplier is shown on the final norm instead.
         forward = {} if folded else {name: m.factor for m in self.multipliers for name in m.parameters}

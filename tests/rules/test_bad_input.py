@@ -1,11 +1,13 @@
 """Every wrong argument gives an error that contains your input and says what to do."""
 
 import copy
+import re
 
 import pytest
 import torch
 from torch import nn
 
+import completep as cp
 from completep import COMPLETEP, Role, Shape, UserError, parametrize
 from completep.model.gpt import GPTConfig, gpt
 from tests.rules.training import VOCABULARY
@@ -105,3 +107,57 @@ def test_errors_have_two_parts():
     assert (error.what, error.fix, str(error)) == ("what", "way out", "what\n  fix: way out")
     assert isinstance(error, ValueError)
     assert COMPLETEP.name == "CompleteP"
+
+
+def parametrized():
+    scaling = parametrize(small(64, 4), base=small).init_(0.02)
+    return scaling, torch.optim.AdamW(scaling.param_groups(1e-3))
+
+
+@pytest.mark.parametrize(
+    ("call", "what"),
+    [
+        (lambda scaling, optimizer: scaling.on("x"), "model is a str"),
+        (lambda scaling, optimizer: scaling.explain(std="x"), "std='x'"),
+        (lambda scaling, optimizer: scaling.explain(lr=float("nan")), "lr=nan"),
+        (lambda scaling, optimizer: cp.audit(scaling.model, optimizer, base=small, lr="1"), "lr='1'"),
+        (lambda scaling, optimizer: cp.check(small, widths=32), "widths=32 is not a list"),
+        (lambda scaling, optimizer: cp.check(small, depths="2 4"), "depths='2 4' is not a list"),
+    ],
+)
+def test_values_of_another_kind_are_named(call, what):
+    with pytest.raises(UserError, match=re.escape(what)):
+        call(*parametrized())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_traced_model_is_refused_and_data_parallel_is_taken_off():
+    tokens = torch.zeros(1, 8, dtype=torch.long)
+    with pytest.raises(UserError, match="compiled code"):
+        parametrize(torch.jit.trace(small(64, 4), tokens), base=small)
+    inner = small(64, 4)
+    assert parametrize(torch.nn.DataParallel(inner), base=small).model is inner
+
+
+def test_the_check_asks_for_batches_and_not_for_an_example():
+    """Its own example has another length than the model takes; the fix works when applied."""
+
+    class FixedLength(nn.Module):
+        def __init__(self, width, depth):
+            super().__init__()
+            self.body = small(width, depth)
+
+        def forward(self, tokens):
+            if tokens.shape[1] != 5:
+                raise ValueError("five tokens, please")
+            return self.body(tokens)
+
+    def batches(step):
+        tokens = torch.randint(VOCABULARY, (4, 6), generator=torch.Generator().manual_seed(step))
+        return tokens[:, :-1], tokens[:, 1:]
+
+    with pytest.raises(UserError) as error:
+        cp.check(FixedLength, depths=[2, 4], widths=[32], workers=1)
+    assert "batches=" in error.value.fix
+    assert "example=" not in error.value.fix
+    assert cp.check(FixedLength, depths=[2, 4, 8], widths=[32], batches=batches, workers=1).verdict == "PASS"
