@@ -161,6 +161,10 @@ def _embedding_factors(own_factors: OwnFactors, ratios: Ratios, rules: Rules) ->
     for table, scale in ratios.anatomy.tables.items():
         if here is None or at_base is None or own_factors.guessed_buffers:
             exponent = _assumed_exponent(table, scale, ratios, own_factors)
+        elif here.tables[table] == at_base.tables[table] == 0:
+            what = f"'{table}' reaches the readout only through branches: the stream that is read holds other tokens"
+            fix = "apply the final norm to all tokens and choose one after it: norm(x)[:, 0], not norm(x[:, 0])"
+            raise UserError(what, fix=fix)
         else:
             exponent = _measured_exponent(table, here.tables[table], at_base.tables[table], ratios)
         if exponent:

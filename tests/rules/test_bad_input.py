@@ -109,6 +109,32 @@ def test_errors_have_two_parts():
     assert COMPLETEP.name == "CompleteP"
 
 
+class ClassToken(nn.Module):
+    """Reads one token only, before or after the final norm."""
+
+    def __init__(self, width, depth, before):
+        super().__init__()
+        self.before = before
+        self.tokens, self.norm, self.head = nn.Embedding(61, width), nn.LayerNorm(width), nn.Linear(width, 10)
+        self.first = nn.Parameter(torch.randn(1, 1, width))
+        layer = {"dropout": 0.0, "batch_first": True, "norm_first": True}
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(width, 2, width, **layer) for _ in range(depth))
+
+    def forward(self, tokens):
+        x = torch.cat([self.first.expand(len(tokens), 1, -1), self.tokens(tokens)], 1)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x[:, 0]) if self.before else self.norm(x)[:, 0])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_class_token_is_chosen_after_the_norm():
+    with pytest.raises(UserError, match="'tokens.weight' reaches the readout only through branches") as error:
+        parametrize(ClassToken(64, 4, True), base=lambda: ClassToken(32, 2, True))
+    assert "norm(x)[:, 0]" in error.value.fix
+    assert parametrize(ClassToken(64, 4, False), base=lambda: ClassToken(32, 2, False)).m_N == 2
+
+
 def parametrized():
     scaling = parametrize(small(64, 4), base=small).init_(0.02)
     return scaling, torch.optim.AdamW(scaling.param_groups(1e-3))
