@@ -118,7 +118,9 @@ class ClassToken(nn.Module):
         self.tokens, self.norm, self.head = nn.Embedding(61, width), nn.LayerNorm(width), nn.Linear(width, 10)
         self.first = nn.Parameter(torch.randn(1, 1, width))
         layer = {"dropout": 0.0, "batch_first": True, "norm_first": True}
-        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(width, 2, width, **layer) for _ in range(depth))
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(width, width // 16, width, **layer) for _ in range(depth)
+        )
 
     def forward(self, tokens):
         x = torch.cat([self.first.expand(len(tokens), 1, -1), self.tokens(tokens)], 1)
@@ -129,7 +131,7 @@ class ClassToken(nn.Module):
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_class_token_is_chosen_after_the_norm():
-    with pytest.raises(UserError, match="'tokens.weight' reaches the readout only through branches") as error:
+    with pytest.raises(UserError, match=r"'tokens\.weight' reaches the readout only through branches") as error:
         parametrize(ClassToken(64, 4, True), base=lambda: ClassToken(32, 2, True))
     assert "norm(x)[:, 0]" in error.value.fix
     assert parametrize(ClassToken(64, 4, False), base=lambda: ClassToken(32, 2, False)).m_N == 2
