@@ -39,12 +39,16 @@ def losses(name, ranks=None):
 
 
 def plain(model, base, loss, *, std, lr, steps, one_rate=False):
-    """(first, last) loss of the same training in a plain loop. With `one_rate`, all groups have one learning rate."""
+    """(first, last) loss of the same training in a plain loop.
+
+    With `one_rate`, all groups have one learning rate. It is small, because a loss after few steps hardly depends on
+    how a large one is divided among the groups.
+    """
     scaling = cp.parametrize(model, base=base)
     scaling.init_(std=std, seed=0)
     groups = scaling.param_groups(lr=lr, eps=1e-12)
     if one_rate:
-        groups = [{**g, "lr": lr} for g in groups]
+        groups = [{**g, "lr": lr / 8} for g in groups]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
     sampler, history = Sampler(builtin_corpus(), "train", 64, 8, seed=0), []
     for step in range(steps):

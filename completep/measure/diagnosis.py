@@ -304,7 +304,7 @@ def _folded(findings: list[Finding]) -> list[Finding]:
         if f.setting == "attention":
             holders = [s for s in starts if s.tensor.startswith(f"{f.tensor}.")]
         else:
-            holders = [s for s in starts if f.tensor.endswith(TIED) and s.role == Role.FINAL_NORM]
+            holders = [s for s in starts if f.tensor.endswith(TIED) and s.role and _scales_logits(Role(s.role))]
         held = [s for s in holders if abs(s.deviation + f.deviation) <= EXACT_SCALE]
         if len(held) == 1:
             changed |= {(x.tensor, x.setting): replace(x, word="PASS", why="folded") for x in (f, held[0])}
@@ -314,6 +314,11 @@ def _folded(findings: list[Finding]) -> list[Finding]:
 def _typed_deviation(rows: Rows, axis: Axis) -> float:
     """How far the exponent of a learning rate, as it is typed, is from the rules'. Other coordinates change it too."""
     return _exponent(rows, axis, "lr") - _exponent(rows, axis, "expected_lr")
+
+
+def _scales_logits(role: Role) -> bool:
+    """True for the gain of the final norm."""
+    return role.trait.acts_on == "logits" and not role.trait.matrix
 
 
 def _seen_by_decay(findings: list[Finding], typed: Mapping[str, float]) -> list[Finding]:
